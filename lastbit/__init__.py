@@ -15,7 +15,7 @@ __version__: Final = "0.1.0"
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),
     "lastbit.batch": ("AsyncBatchHandle", "BatchHandle"),
-    "lastbit.chains": ("Hop", "Source", "SourceChain", "TallyEntry"),
+    "lastbit.chains": ("Hop", "Source", "SourceChain", "TallyEntry", "TallyRange"),
     "lastbit.client": ("AsyncClient", "Client"),
     "lastbit.errors": (
         "AckerClosed",
@@ -50,6 +50,7 @@ _HOMES: Final = {
         "ServiceError",
         "ServiceUnreachable",
         "SessionReplaced",
+        "SourceRewound",
         "StaleEpoch",
         "TooLarge",
         "Unauthorized",
@@ -92,7 +93,7 @@ _HOMES: Final = {
     "lastbit.retry": ("Retry",),
     "lastbit.search": ("StateCounts",),
     "lastbit.tallies.buffer": ("AsyncTallyBuffer", "TallyBuffer"),
-    "lastbit.tallies.models": ("SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
+    "lastbit.tallies.models": ("RangeResult", "SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
     "lastbit.tallies.tally": ("AsyncTally", "Tally"),
     "lastbit.webhooks": (
         "AsyncWebhooks",

@@ -1,7 +1,13 @@
 # The names of __init__.py for type checkers, which cannot look inside its table.
 from lastbit.acker import Acker as Acker, AsyncAcker as AsyncAcker
 from lastbit.batch import AsyncBatchHandle as AsyncBatchHandle, BatchHandle as BatchHandle
-from lastbit.chains import Hop as Hop, Source as Source, SourceChain as SourceChain, TallyEntry as TallyEntry
+from lastbit.chains import (
+    Hop as Hop,
+    Source as Source,
+    SourceChain as SourceChain,
+    TallyEntry as TallyEntry,
+    TallyRange as TallyRange,
+)
 from lastbit.client import AsyncClient as AsyncClient, Client as Client
 from lastbit.errors import (
     AckerClosed as AckerClosed,
@@ -36,6 +42,7 @@ from lastbit.errors import (
     ServiceError as ServiceError,
     ServiceUnreachable as ServiceUnreachable,
     SessionReplaced as SessionReplaced,
+    SourceRewound as SourceRewound,
     StaleEpoch as StaleEpoch,
     TooLarge as TooLarge,
     Unauthorized as Unauthorized,
@@ -84,6 +91,7 @@ from lastbit.retry import Retry as Retry
 from lastbit.search import StateCounts as StateCounts
 from lastbit.tallies.buffer import AsyncTallyBuffer as AsyncTallyBuffer, TallyBuffer as TallyBuffer
 from lastbit.tallies.models import (
+    RangeResult as RangeResult,
     SubCounter as SubCounter,
     TallyApplied as TallyApplied,
     TallyTotal as TallyTotal,

@@ -64,6 +64,13 @@ def deadline(value: datetime | timedelta) -> str:
     return value.astimezone(UTC).isoformat()
 
 
+def whole(name: str, value: object, least: int, limit: int) -> int:
+    """A whole number from `least` on, below `limit`. Raises `InvalidArgument`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < limit:
+        raise refusal(name, f"a whole number from {least} on, below {limit}", value)
+    return value
+
+
 def seconds(name: str, value: object) -> float:
     """A number of seconds, 0 or more. Raises `InvalidArgument`."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:

@@ -13,6 +13,7 @@ that derive only one message omit `child` and need no room in that number.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -22,6 +23,8 @@ from lastbit.ids import INTEGER_LIMIT
 STAGES: Final = 3
 """Maximum stages of a chain that derive several messages from one."""
 BITS: Final = 17
+OFFSET_LIMIT: Final = 10**100
+"""Offsets are below it. Those of Kinesis have 56 digits."""
 MOST_CHILDREN: Final = 1 << BITS
 """Maximum messages that one stage derives from one."""
 
@@ -70,7 +73,9 @@ class SourceChain:
         """The chain with one more hop. Raises `InvalidArgument`, also for a fourth hop with a `child`."""
         if not isinstance(topic, str) or not topic:
             raise InvalidArgument(f"a topic is a text, not {topic!r}")
-        for name, number in (("partition", partition), ("offset", offset), ("generation", generation)):
+        if not _is_count(offset, OFFSET_LIMIT):
+            raise InvalidArgument(f"an offset is a whole number from 0 below 10^100, not {offset!r:.200}")
+        for name, number in (("partition", partition), ("generation", generation)):
             if not _is_count(number, INTEGER_LIMIT):
                 raise InvalidArgument(f"{name} is a whole number from 0 below 2^53, not {number!r}")
         if child is not None:
@@ -138,6 +143,29 @@ class TallyEntry(NamedTuple):
     key: str
     delta: int
     source: Source | SourceChain
+
+
+class TallyRange(NamedTuple):
+    """What the messages of a source after the position `after`, up to and including `upto`, add to each key of a tally.
+    Positions are texts of up to 128 bytes; `after` is None if nothing of the source was counted."""
+
+    topic: str
+    partition: int
+    after: str | None
+    upto: str
+    totals: Mapping[str, int]
+    generation: int = 0
+
+
+def range_source_of(source: Source | SourceChain) -> Source:
+    """The source and the position by which ranges count a message. Behind republishers, the source is the root with the
+    path from there: the messages of one root partition may come over several partitions, and only those that take the
+    same path are in order. Raises `InvalidArgument`."""
+    root = source_of(source)
+    if isinstance(source, SourceChain):
+        path = "".join(f">{hop.topic}/{hop.partition}" for hop in source.hops[1:])
+        return root._replace(topic=root.topic + path)
+    return root
 
 
 def source_of(source: Source | SourceChain) -> Source:

@@ -32,6 +32,7 @@
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
     ├── BufferClosed
+    ├── SourceRewound            a tally has lost what a buffer had counted
     ├── ClientClosed
     ├── UsedAfterFork            also a RuntimeError; the thread that would do the work is in the parent process
     ├── MessagesRefused          a broker refused messages of a fan-out, however often they were sent
@@ -230,6 +231,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "version_conflict": VersionConflict,
     "position_trimmed": PositionTrimmed,
     "out_of_order": OutOfOrder,
+    "source_conflict": Conflict,
     "rate_limited": RateLimited,
     "unavailable": Unavailable,
 }
@@ -376,6 +378,23 @@ class AckerClosed(LastbitError):
 
     def __str__(self) -> str:
         return "the acker is closed and accepts no more items"
+
+
+class SourceRewound(LastbitError):
+    """A tally's source stands before the position that this buffer had reached: the database was restored from a
+    backup, or the tally was deleted. Read again from before `position`, which is None if nothing of the source is
+    counted."""
+
+    def __init__(self, topic: str, partition: int, reached: str, position: str | None) -> None:
+        super().__init__(topic, partition, reached, position)
+        self.topic = topic
+        self.partition = partition
+        self.reached = reached
+        self.position = position
+
+    def __str__(self) -> str:
+        stands = "is not counted any more" if self.position is None else f"stands at {self.position}"
+        return f"topic {self.topic!r}, partition {self.partition} was counted up to {self.reached}, but now it {stands}"
 
 
 class BufferClosed(LastbitError):

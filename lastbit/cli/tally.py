@@ -47,9 +47,9 @@ def value(s: Session, name: str, key: str) -> None:
     for source in total.sources:
         generation = f", generation {source.generation}" if source.generation else ""
         child = f", child {source.child}" if source.child else ""
+        place = f"offset {source.offset}{child}" if source.position is None else safe(source.position)
         s.output.say(
-            f"  {source.value:,} of {safe(source.topic)}, partition {source.partition}{generation}, up to offset "
-            f"{source.offset}{child}"
+            f"  {source.value:,} of {safe(source.topic)}, partition {source.partition}{generation}, up to {place}"
         )
 
 

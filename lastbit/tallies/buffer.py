@@ -1,8 +1,9 @@
-"""Combines the entries of messages for a tally into few calls, and acks the messages after their entries were applied.
+"""Combines messages for a tally into few calls, and acks the messages after they were counted.
 
-A consumer that waits for a response for each message spends most of its time waiting. A buffer combines calls. It never
-sums deltas of several messages: the service compares each message with its guard, and a sum over several messages would
-have no position of its own. So it does not matter which messages are sent in one call. If the response of a call is
+A consumer that waits for a response for each message spends most of its time waiting. A buffer combines calls. By
+entries, it never sums deltas of several messages: the service compares each message with its guard, and a sum over
+several messages would have no position of its own. By ranges, it sums all messages between two positions of their
+source (see `ranges`). Either way it does not matter which messages are sent in one call. If the response of a call is
 lost, the retry may be combined with later messages.
 
 One call is in progress at a time, in the order of `add`, so that the messages of a source reach a key in order. A
@@ -18,21 +19,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from lastbit import errors
+from lastbit._arguments import refusal
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._forks import is_forked
 from lastbit.chains import Source, SourceChain
 from lastbit.models import Json
 from lastbit.streams.errors import WindowClosed
 from lastbit.tallies import calls
+from lastbit.tallies.ranges import By, Counting, Order, additions
 
 DEFAULT_EVERY: Final = 0.2
 """Maximum seconds that a message waits for others."""
@@ -49,16 +53,16 @@ class Window(Protocol):
 
 
 class Message(NamedTuple):
-    """One message's entries, and a function that acks the message."""
+    """One message's entries, as JSON or `Addition`s, and a function that acks the message."""
 
-    entries: list[Json]
+    entries: list[Any]
     ack: Callable[[], object] | None
 
 
 class Gathered(NamedTuple):
     """One call: the entries of complete messages, in order, the functions that ack them, and the number of messages."""
 
-    entries: list[Json]
+    entries: list[Any]
     acks: list[Callable[[], object]]
     messages: int
 
@@ -88,7 +92,7 @@ class Gatherer:
 
     def take(self) -> Gathered | None:
         """The next call; None if nothing waits."""
-        entries: list[Json] = []
+        entries: list[Any] = []
         acks: list[Callable[[], object]] = []
         messages = 0
         while self._messages:
@@ -105,21 +109,30 @@ class Gatherer:
         return Gathered(entries, acks, messages) if messages else None
 
 
-def message(deltas: Mapping[str, int], source: Source | SourceChain, window: Window | None) -> Message:
-    """A message with one entry per key. Raises `InvalidArgument`."""
-    entries = [calls.entry_json((key, delta, source)) for key, delta in deltas.items()]
+def entries_of(deltas: Mapping[str, int], source: Source | SourceChain) -> list[Json]:
+    """A message's entries, one per key. Raises `InvalidArgument`."""
+    return [calls.entry_json((key, delta, source)) for key, delta in deltas.items()]
+
+
+def message(
+    entries: list[Any], source: Source | SourceChain, window: Window | None, window_offset: int | None = None
+) -> Message:
+    """A message with what it adds."""
     if window is None:
         return Message(entries, None)
-    # The offset at which this consumer read it: the last hop. That is the root only if the message was never
-    # republished.
-    offset = (source.hops[-1] if isinstance(source, SourceChain) else source).offset
-    return Message(entries, lambda: window.ack(offset))
+    if window_offset is None:
+        # The offset at which this consumer read it: the last hop. That is the root only if the message was never
+        # republished.
+        window_offset = (source.hops[-1] if isinstance(source, SourceChain) else source).offset
+    return Message(entries, functools.partial(window.ack, window_offset))
 
 
 class _Buffer:
     """State shared by both buffers: waiting messages, the next deadline and the progress."""
 
-    def __init__(self, tally: str, window: Window | None, every: float, most: int) -> None:
+    def __init__(self, tally: str, window: Window | None, every: float, most: int, by: By) -> None:
+        if by not in ("entry", "range"):
+            raise errors.InvalidArgument(f"by is 'entry' or 'range', not {by!r}")
         if not 0 <= every <= threading.TIMEOUT_MAX:
             raise errors.InvalidArgument(f"every is a number of seconds, not {every!r}")
         if not 1 <= most <= 10_000:
@@ -128,6 +141,9 @@ class _Buffer:
         self._window = window
         self._every = every
         self._most = most
+        self._order = Order() if by == "range" else None
+        self._apply = Counting().apply if by == "range" else calls.apply
+        """Applies the entries of a call."""
         self._waiting = Gatherer(most)
         self._due = 0.0
         self._taken = 0
@@ -148,7 +164,17 @@ class _Buffer:
     def _full(self) -> bool:
         return self._waiting.size >= ROOM * self._most and self._failure is None and not self._closed
 
+    def _message(
+        self, deltas: Mapping[str, int], source: Source | SourceChain, window: Window | None, window_offset: int | None
+    ) -> Message:
+        if not isinstance(deltas, Mapping):
+            raise refusal("deltas", "a mapping of keys to whole numbers", deltas)
+        entries = entries_of(deltas, source) if self._order is None else additions(deltas, source)
+        return message(entries, source, window or self._window, window_offset)
+
     def _put(self, new: Message) -> None:
+        if self._order is not None:
+            self._order.check(new.entries)
         if not self._waiting:
             self._due = time.monotonic() + self._every
         self._waiting.put(new)
@@ -181,15 +207,21 @@ class _Buffer:
 
 
 class TallyBuffer(_Buffer):
-    """Combines the entries of messages for a tally, from any number of threads; made by `client.tally(…).buffer(…)`.
+    """Combines messages for a tally, from any number of threads; made by `client.tally(…).buffer(…)`.
 
-    A call is sent when `most` entries wait, or `every` seconds after the first of them was added. If a call fails after
+    A call is sent when `most` deltas wait, or `every` seconds after the first of them was added. `by="range"` adds up
+    what lies between two positions of a source, which needs one order for all messages of a source: `add` refuses one
+    that comes for the first time after a later one. `by="entry"`, the default, needs the order of each key alone.
+
+    If a call fails after
     the client's retries, or an ack fails, the buffer ends: its messages stay outstanding in the window, and every
     method raises the error. Then read again from the window's floor.
     """
 
-    def __init__(self, driver: Driver, tally: str, window: Window | None, every: float, most: int) -> None:
-        super().__init__(tally, window, every, most)
+    def __init__(
+        self, driver: Driver, tally: str, window: Window | None, every: float, most: int, by: By = "entry"
+    ) -> None:
+        super().__init__(tally, window, every, most, by)
         self._driver = driver
         self._lock = threading.Lock()
         self._work_waits = threading.Condition(self._lock)
@@ -198,14 +230,22 @@ class TallyBuffer(_Buffer):
         self._process: int | None = None
         """The id of the process in which the thread was started."""
 
-    def add(self, deltas: Mapping[str, int], source: Source | SourceChain, *, window: Window | None = None) -> None:
+    def add(
+        self,
+        deltas: Mapping[str, int],
+        source: Source | SourceChain,
+        *,
+        window: Window | None = None,
+        window_offset: int | None = None,
+    ) -> None:
         """Add one message: its deltas by key, which may be empty. Add the messages of a source in order.
 
         `source`: the message's source or chain. The offset of its last hop, at which this consumer has read it, is
-        acked in `window`, by default the buffer's own. Blocks while too many entries wait. Raises `InvalidArgument`,
-        `BufferClosed`, `UsedAfterFork`, or the error that ended the buffer.
+        acked in `window`, by default the buffer's own; `window_offset` if the window tracks another number. Blocks
+        while too many entries wait. Raises `InvalidArgument`, `BufferClosed`, `UsedAfterFork`, or the error that ended
+        the buffer.
         """
-        new = message(deltas, source, window or self._window)
+        new = self._message(deltas, source, window, window_offset)
         self._check_process()
         with self._lock:
             while self._full():
@@ -271,7 +311,7 @@ class TallyBuffer(_Buffer):
             assert call is not None
             try:
                 if call.entries:
-                    self._driver.run(calls.apply, self._tally, call.entries)
+                    self._driver.run(self._apply, self._tally, call.entries)
                 self._ack(call)
             except BaseException as error:  # noqa: BLE001  # the callers raise it
                 self._failure = error
@@ -284,17 +324,24 @@ class TallyBuffer(_Buffer):
 class AsyncTallyBuffer(_Buffer):
     """`TallyBuffer` for the tasks of one event loop: same names, awaited."""
 
-    def __init__(self, driver: AsyncDriver, tally: str, window: Window | None, every: float, most: int) -> None:
-        super().__init__(tally, window, every, most)
+    def __init__(
+        self, driver: AsyncDriver, tally: str, window: Window | None, every: float, most: int, by: By = "entry"
+    ) -> None:
+        super().__init__(tally, window, every, most, by)
         self._driver = driver
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
     async def add(
-        self, deltas: Mapping[str, int], source: Source | SourceChain, *, window: Window | None = None
+        self,
+        deltas: Mapping[str, int],
+        source: Source | SourceChain,
+        *,
+        window: Window | None = None,
+        window_offset: int | None = None,
     ) -> None:
         """Add one message; see `TallyBuffer.add`."""
-        new = message(deltas, source, window or self._window)
+        new = self._message(deltas, source, window, window_offset)
         async with self._changed:
             while self._full():
                 await self._changed.wait()
@@ -335,7 +382,7 @@ class AsyncTallyBuffer(_Buffer):
         try:
             while (call := await self._next_call()) is not None:
                 if call.entries:
-                    await self._driver.run(calls.apply, self._tally, call.entries)
+                    await self._driver.run(self._apply, self._tally, call.entries)
                 self._ack(call)
                 async with self._changed:
                     self._changed.notify_all()

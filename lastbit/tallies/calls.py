@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lastbit import _arguments, errors
 from lastbit._calls import ask, fence_json, pages
 from lastbit._protocol import Flow, Service, in_path, resource, single
-from lastbit.chains import Source, SourceChain, source_of
+from lastbit.chains import Source, SourceChain, TallyRange, source_of
+from lastbit.ids import INTEGER_LIMIT
 from lastbit.models import Fence, Json
-from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
+from lastbit.tallies.models import RangeResult, TallyApplied, TallyTotal, TallyValue
 
 Entry = tuple[str, int, Source | SourceChain]
 """Key, delta and source. `TallyEntry` is one."""
@@ -22,15 +23,22 @@ def entry_json(entry: Entry) -> Json:
         key, delta, source = entry
     except (TypeError, ValueError):
         raise _arguments.refusal("an entry", "a key, a delta and a source", entry) from None
-    if not isinstance(delta, int) or isinstance(delta, bool):
-        raise errors.InvalidArgument(f"a delta is a whole number, not {delta!r}")
     topic, partition, offset, child, generation = source_of(source)
+    if isinstance(offset, int) and offset >= INTEGER_LIMIT:
+        raise errors.InvalidArgument(f"offsets of entries are below 2^53, not {offset}: larger ones need ranges")
     place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
     if child:
         place["child"] = child
     if generation:
         place["generation"] = generation
-    return {"key": in_path("a key", key), "delta": delta, "source": place}
+    return {"key": in_path("a key", key), "delta": delta_of(delta), "source": place}
+
+
+def delta_of(delta: object) -> int:
+    """Raises `InvalidArgument`."""
+    if not isinstance(delta, int) or isinstance(delta, bool):
+        raise errors.InvalidArgument(f"a delta is a whole number, not {delta!r}")
+    return delta
 
 
 def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | None = None) -> Flow[TallyApplied]:
@@ -39,6 +47,32 @@ def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | 
     if fence is not None:
         body["fence"] = fence_json(fence)
     return ask(service, "POST", _path(tally, "apply"), TallyApplied.from_json, body=body)
+
+
+def apply_ranges(
+    service: Service, tally: str, ranges: Iterable[TallyRange], fence: Fence | None = None
+) -> Flow[list[RangeResult]]:
+    """One result for each range. Raises `InvalidArgument`."""
+    body: dict[str, Any] = {"ranges": list(map(_range_json, ranges))}
+    if fence is not None:
+        body["fence"] = fence_json(fence)
+    return ask(service, "POST", _path(tally, "ranges"), _results, body=body)
+
+
+def _range_json(span: TallyRange) -> Json:
+    if not isinstance(span, TallyRange):
+        raise _arguments.refusal("a range", "a TallyRange", span)
+    if not isinstance(span.totals, Mapping):
+        raise _arguments.refusal("totals", "a mapping of keys to whole numbers", span.totals)
+    for name, position in (("after", span.after), ("upto", span.upto)):
+        if not (isinstance(position, str) or (position is None and name == "after")):
+            raise _arguments.refusal(name, "a text", position)
+    totals = {in_path("a key", key): delta_of(delta) for key, delta in span.totals.items()}
+    return {**span._asdict(), "totals": totals}
+
+
+def _results(data: Json) -> list[RangeResult]:
+    return list(map(RangeResult.from_json, data["results"]))
 
 
 def value(service: Service, tally: str, key: str) -> Flow[TallyValue]:

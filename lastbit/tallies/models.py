@@ -21,19 +21,35 @@ class TallyApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeResult:
+    """The result of a range. `status`: "applied"; "repeated", since it was added before; or "moved": nothing of it was
+    added, since its source stands at `position` (None: nothing of it was counted) and not at the range's `after`."""
+
+    status: str
+    position: str | None = None
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["status"], data.get("position"))
+
+
+@dataclass(frozen=True, slots=True)
 class SubCounter:
-    """The sum that one source has added to a key, up to and including the message at (offset, child)."""
+    """The sum that one source has added to a key, up to and including the message at (offset, child); if it is counted
+    by ranges, up to `position`."""
 
     topic: str
     partition: int
     generation: int
-    offset: int
-    child: int
+    offset: int | None
+    child: int | None
     value: int
+    position: str | None = None
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["topic"], data["partition"], data["generation"], data["offset"], data["child"], data["value"])
+        place = data["topic"], data["partition"], data["generation"], data["offset"], data["child"]
+        return cls(*place, data["value"], data.get("position"))
 
 
 @dataclass(frozen=True, slots=True)

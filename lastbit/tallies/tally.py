@@ -7,17 +7,27 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from lastbit import _arguments
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service
+from lastbit.chains import TallyRange
 from lastbit.models import Fence
 from lastbit.tallies import calls
 from lastbit.tallies.buffer import DEFAULT_EVERY, DEFAULT_MOST, AsyncTallyBuffer, TallyBuffer, Window
 from lastbit.tallies.calls import Entry
-from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
+from lastbit.tallies.models import RangeResult, TallyApplied, TallyTotal, TallyValue
+from lastbit.tallies.ranges import By
 
 
 def _apply(service: Service, tally: str, entries: Iterable[Entry], fence: Fence | None) -> Flow[TallyApplied]:
     if not isinstance(entries, Iterable):
         raise _arguments.refusal("entries", "an iterable of entries", entries)
     return calls.apply(service, tally, map(calls.entry_json, entries), fence)
+
+
+def _apply_ranges(
+    service: Service, tally: str, ranges: Iterable[TallyRange], fence: Fence | None
+) -> Flow[list[RangeResult]]:
+    if not isinstance(ranges, Iterable):
+        raise _arguments.refusal("ranges", "an iterable of ranges", ranges)
+    return calls.apply_ranges(service, tally, ranges, fence)
 
 
 class Tally:
@@ -35,6 +45,13 @@ class Tally:
         partition. Raises `OutOfOrder` or `StaleEpoch`; then nothing was added."""
         return self._driver.run(_apply, self.name, entries, fence)
 
+    def apply_ranges(self, ranges: Iterable[TallyRange], *, fence: Fence | None = None) -> list[RangeResult]:
+        """Add each range that begins where its source stands, in one transaction: at most 10,000 sums. One result for
+        each. After "moved", leave out what its position covers, and send what remains from there; a `buffer` does all
+        of it. With the `fence` of an assignment, only while the worker owns the partition. Raises `Conflict` for a
+        source that has entries, and `StaleEpoch`; then nothing was added."""
+        return self._driver.run(_apply_ranges, self.name, ranges, fence)
+
     def value(self, key: str) -> int:
         """The total of a key; 0 if nothing was ever added."""
         return self.get(key).value
@@ -48,15 +65,21 @@ class Tally:
         return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     def delete(self) -> None:
-        """Delete the tally and its guards. Messages that are applied again count again."""
+        """Delete the tally with its guards and positions. Messages that are applied again count again."""
         self._driver.run(calls.delete, self.name)
 
     def buffer(
-        self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
+        self,
+        window: Window | None = None,
+        *,
+        by: By = "entry",
+        every: float = DEFAULT_EVERY,
+        most: int = DEFAULT_MOST,
     ) -> TallyBuffer:
-        """A context manager that combines entries into few calls, and acks messages in `window`, an `AckWindow`, after
-        their entries were applied; see `TallyBuffer`."""
-        return TallyBuffer(self._driver, self.name, window, every, most)
+        """A context manager that combines messages into few calls, and acks them in `window`, an `AckWindow`, after
+        they were counted. `by`: "range" adds them up, for messages that are added in the order of their partition; see
+        `TallyBuffer`."""
+        return TallyBuffer(self._driver, self.name, window, every, most, by)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self._driver.service.url}>"
@@ -77,6 +100,13 @@ class AsyncTally:
         partition. Raises `OutOfOrder` or `StaleEpoch`; then nothing was added."""
         return await self._driver.run(_apply, self.name, entries, fence)
 
+    async def apply_ranges(self, ranges: Iterable[TallyRange], *, fence: Fence | None = None) -> list[RangeResult]:
+        """Add each range that begins where its source stands, in one transaction: at most 10,000 sums. One result for
+        each. After "moved", leave out what its position covers, and send what remains from there; a `buffer` does all
+        of it. With the `fence` of an assignment, only while the worker owns the partition. Raises `Conflict` for a
+        source that has entries, and `StaleEpoch`; then nothing was added."""
+        return await self._driver.run(_apply_ranges, self.name, ranges, fence)
+
     async def value(self, key: str) -> int:
         """The total of a key; 0 if nothing was ever added."""
         return (await self.get(key)).value
@@ -90,15 +120,21 @@ class AsyncTally:
         return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     async def delete(self) -> None:
-        """Delete the tally and its guards. Messages that are applied again count again."""
+        """Delete the tally with its guards and positions. Messages that are applied again count again."""
         await self._driver.run(calls.delete, self.name)
 
     def buffer(
-        self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
+        self,
+        window: Window | None = None,
+        *,
+        by: By = "entry",
+        every: float = DEFAULT_EVERY,
+        most: int = DEFAULT_MOST,
     ) -> AsyncTallyBuffer:
-        """A context manager that combines entries into few calls, and acks messages in `window`, an `AckWindow`, after
-        their entries were applied; see `TallyBuffer`."""
-        return AsyncTallyBuffer(self._driver, self.name, window, every, most)
+        """A context manager that combines messages into few calls, and acks them in `window`, an `AckWindow`, after
+        they were counted. `by`: "range" adds them up, for messages that are added in the order of their partition; see
+        `TallyBuffer`."""
+        return AsyncTallyBuffer(self._driver, self.name, window, every, most, by)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self._driver.service.url}>"

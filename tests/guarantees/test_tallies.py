@@ -158,9 +158,9 @@ def test_the_worlds_include_every_kind_of_failure() -> None:
 
 @mutant(
     "a-call-is-applied-in-parts",
-    "core.tallies.rows:store",
-    'pipeline.later(*inserts("tallies", columns, old, upsert), *inserts("tallies", columns, new))',
-    'pipeline.later(*inserts("tallies", columns, old, upsert), "COMMIT", *inserts("tallies", columns, new))',
+    "core.tallies.rows:_insert",
+    "pipeline.later(*inserts(table, columns, old, upsert), *inserts(table, columns, new))",
+    "pipeline.later(*inserts(table, columns, old, upsert), 'COMMIT', *inserts(table, columns, new))",
 )
 @pytest.mark.timeout(600)
 def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(database: Database, dying: Mortals) -> None:
@@ -192,9 +192,9 @@ def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(databa
 
 @mutant(
     "a-new-sub-counter-overwrites-anothers",
-    "core.tallies.rows:store",
-    'inserts("tallies", columns, new)',
-    'inserts("tallies", columns, new, upsert)',
+    "core.tallies.rows:_insert",
+    "inserts(table, columns, new)",
+    "inserts(table, columns, new, upsert)",
 )
 @pytest.mark.mariadb
 def test_two_calls_that_create_the_same_sub_counter_both_count(server_url: str) -> None:
@@ -293,7 +293,7 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(server_database: Dat
     with server_database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         transaction = holder.begin()
         pipeline = Pipeline(holder)
-        tallies.write(pipeline, [("limit", [earlier])])
+        tallies.write(pipeline, [tallies.EntriesCall.of("limit", [earlier])])
         pipeline.flush()
         applied = pool.submit(service.tallies.apply, "limit", [second])
         assert waits_for_a_lock(server_database, applied)
@@ -396,12 +396,12 @@ class _Window:
 @mutant(
     "a-buffer-acks-unanswered-messages",
     "lastbit.tallies.buffer:TallyBuffer._work",
-    "if call.entries:\n    self._driver.run(calls.apply, self._tally, call.entries)",
+    "if call.entries:\n    self._driver.run(self._apply, self._tally, call.entries)",
     """
         self._ack(call)
         call = call._replace(acks=[])
         if call.entries:
-            self._driver.run(calls.apply, self._tally, call.entries)
+            self._driver.run(self._apply, self._tally, call.entries)
     """,
 )
 def test_a_buffer_acks_a_message_only_after_its_answer(scripted_service: Any) -> None:  # noqa: F811

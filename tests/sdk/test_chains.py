@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lastbit import Hop, InvalidArgument, Source, SourceChain
-from lastbit.chains import MOST_CHILDREN, STAGES
+from lastbit.chains import MOST_CHILDREN, OFFSET_LIMIT, STAGES
 from lastbit.ids import INTEGER_LIMIT
 
 
@@ -82,7 +82,7 @@ def test_a_chain_travels_in_a_header() -> None:
         '[{"topic":"","partition":0,"offset":5}]',
         '[{"topic":"t","partition":0,"offset":5.0}]',
         '[{"topic":"t","partition":true,"offset":5}]',
-        '[{"topic":"t","partition":0,"offset":9007199254740992}]',
+        f'[{{"topic":"t","partition":0,"offset":{OFFSET_LIMIT}}}]',
     ],
 )
 def test_a_header_that_is_not_a_chain_is_refused(header: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_header_that_is_not_a_chain_is_refused(header: Any) -> None:
 @pytest.mark.parametrize(
     "hop",
     [
-        *(("", 0, 0), (None, 0, 0), ("t", -1, 0), ("t", 0, INTEGER_LIMIT), ("t", 0, True), ("t", "0", 0)),
+        *(("", 0, 0), (None, 0, 0), ("t", -1, 0), ("t", 0, OFFSET_LIMIT), ("t", 0, True), ("t", "0", 0)),
         *(("t", 0, 0, -1), ("t", 0, 0, MOST_CHILDREN), ("t", 0, 0, "1")),
     ],
 )

@@ -15,6 +15,7 @@ again in different chunks, dies, restarts at an old position, and keeps running 
 
 from __future__ import annotations
 
+import copy
 import random
 import zlib
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lastbit.chains import SourceChain
-from lastbit.tallies.buffer import Gatherer, Message, message
+from lastbit.tallies.buffer import Gatherer, Message, entries_of, message
+from lastbit.tallies.ranges import Addition, Counting, Order, additions
 
 STAGES = 3
 
@@ -48,9 +50,20 @@ Epoch = list[Log]
 """The partitions of a topic, for as long as their number stays the same."""
 
 
+@dataclass(frozen=True)
+class RangesCall:
+    """What a consumer that counts by ranges sends."""
+
+    counting: Counting
+    additions: list[Addition]
+
+
 class World:
-    def __init__(self, seed: int) -> None:
+    """`by_range`: its consumers count by ranges, and no stage gets other partitions while it has work to repeat."""
+
+    def __init__(self, seed: int, *, by_range: bool = False) -> None:
         self.name = f"w{seed}"
+        self.by_range = by_range
         self.dice = random.Random(seed)
         self._passes = [self.dice.random() < 0.25 for _ in range(self.dice.randint(0, STAGES))]
         """For each stage, whether it turns a message into exactly one."""
@@ -101,7 +114,7 @@ class World:
         epochs: list[Epoch] = [self._topic(stage)]
         offsets: dict[int, int] = {}
         for life in range(self.dice.randint(0, 3), -1, -1):
-            if life and self.dice.random() < 0.3 and epochs[-1]:
+            if life and self.dice.random() < 0.3 and epochs[-1] and not self.by_range:
                 epochs.append(self._topic(stage))
             steps = self.dice.randint(1, 8) if life else None  # it dies after this many steps; the last life ends
             self._live(stage, sources, epochs[-1], offsets, steps)
@@ -159,6 +172,7 @@ class World:
     def _consumer(self, *, dies: bool) -> Iterator[list[Any]]:
         """The calls of one consumer's life, with an empty list for each step in which no call reaches the service."""
         dice = self.dice
+        counting, order = Counting(), Order()
         remaining = dice.randint(0, 12) if dies else None
         for epoch in self._epochs:
             read = {id(log): self._committed.get(id(log), 0) for log in epoch}
@@ -180,14 +194,17 @@ class World:
                     readable = [log for log in epoch if read[id(log)] < len(log.records)]
                     if not readable:
                         break
-                    gatherer.put(self._read(dice.choice(readable), read, acked))
+                    gatherer.put(self._read(dice.choice(readable), read, acked, order))
                 yield []
                 messages = [*gatherer._messages]
                 call = gatherer.take()
                 if call is None:
                     continue
                 reaches, is_answered = dice.random() < 0.9, dice.random() < 0.8
-                if reaches and call.entries:
+                if reaches and call.entries and self.by_range:
+                    # A consumer that gets no answer learns nothing from it.
+                    yield [RangesCall(counting if is_answered else copy.deepcopy(counting), call.entries)]
+                elif reaches and call.entries:
                     yield call.entries
                 if reaches and is_answered:
                     for ack in call.acks:
@@ -201,7 +218,7 @@ class World:
             for log in epoch:
                 self._committed[id(log)] = len(log.records)
 
-    def _read(self, log: Log, read: dict[int, int], acked: dict[int, int]) -> Message:
+    def _read(self, log: Log, read: dict[int, int], acked: dict[int, int], order: Order) -> Message:
         record = log.records[read[id(log)]]
         read[id(log)] += 1
         place = read[id(log)]
@@ -216,4 +233,8 @@ class World:
                 assert acked[id(log)] in (place - 1, place)
                 acked[id(log)] = place
 
-        return message(self.deltas(record), chain, Window())
+        if self.by_range:
+            message_parts = additions(self.deltas(record), chain)
+            order.check(message_parts)
+            return message(message_parts, chain, Window())
+        return message(entries_of(self.deltas(record), chain), chain, Window())
