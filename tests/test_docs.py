@@ -298,17 +298,24 @@ made = []
 for _ in range(2):  # it publishes all of it twice
     for each in reports:
         republish(each, 0, lambda part, headers: made.append(headers))
-screws = [SimpleNamespace(offset=n, headers=h, robot="robot-8", screws=1) for n, h in enumerate(made)]
+assert len({SourceChain.decode(headers[SourceChain.HEADER]).source for headers in made}) == 6
 floors, lanes = [], []
+messages = [message(n, robot="robot-8", screws=1) for n in range(6)]
+for _ in range(2):
+    count(0, messages, floors.append)
 with Client() as client:
-    count(client, 0, screws, floors.append)
-    assert client.tally("screws").value("robot-8") == 6
-    fastened = [(n, message(n, robot="robot-9", screws=n)) for n in range(50)]
+    tally = client.tally("screws")
+    assert tally.value("robot-8") == 6
+    assert apply_range(tally, {"robot-8": 2}, None, "7") == "5"
+    assert apply_range(tally, {"robot-8": 2}, "5", "7") == "7"
+    assert tally.value("robot-8") == 8
+    loosened = [(n, message(n, robot="robot-9", screws=n)) for n in range(50)]
     for _ in range(2):
-        count_in_lanes(client, fastened, lanes.append)
-    assert client.tally("screws").value("robot-9") == sum(range(50))
-    assert client.tally("screws").value("robot-7") == 3
-assert floors[-1] == len(made) - 1
+        count_in_lanes(client, loosened, lanes.append)
+    assert tally.value("robot-9") == sum(range(50))
+    apply_twice(tally)
+    assert tally.value("robot-7") == 3
+assert floors[-1] == 5
 assert lanes[-1] == 49
 """
 

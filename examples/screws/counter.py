@@ -30,7 +30,7 @@ def main() -> None:
         positions.commit([max(window.floor + 1, start) for window, start in starts])
 
     log = (arguments.folder / "seen").open("a")  # a counter without guards would count these
-    with Client(arguments.url) as client, client.tally("screws").buffer(every=0.02, most=200) as buffer:
+    with Client(arguments.url) as client, client.tally("screws").buffer(by="range", every=0.02, most=200) as buffer:
         for number, (partition, screw) in enumerate(screws.read_in_turns(positions.starts), 1):
             windows[partition].track(screw.offset)
             chain = SourceChain.decode(screw.header).hop(screws.name, partition, screw.offset)
