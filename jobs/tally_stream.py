@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--generation", default="0", metavar="SQL", help="the generation of a topic that was recreated (0)"
     )
     parser.add_argument("--header", metavar="SQL", help="the source chain of republished messages")
+    parser.add_argument("--by", choices=("entry", "range"), default="entry", help="range: add messages up (entry)")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="continue, with a micro-batch at this interval")
     add_service(parser, "maximum number of tasks that send at a time")
     add_connect(parser)
@@ -158,6 +159,7 @@ def _sink(options: argparse.Namespace, token: str | None, counted: _Counted) -> 
         generation=options.generation,
         header=options.header,
         explode=options.explode,
+        by=options.by,
         parallel=options.parallel,
     )
 

@@ -9,7 +9,8 @@ here (`explode`), so that its results can be distinguished from repeated rows: o
 summed, deltas of several messages never are.
 
 A tally needs the order of each source for each key. All entries of one source for one key go to one task, which sends
-them in offset order, one call after the other. The next micro-batch starts when all calls have finished.
+them in offset order, one call after the other. The next micro-batch starts when all calls have finished. By ranges, one
+task has all messages of a source: it adds them up, and says from which offset to which.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from lastbit.retry import Retry
 from lastbit.spark._partitions import on_partitions
 from lastbit.spark.columns import INTEGER
 from lastbit.tallies import calls
+from lastbit.tallies.ranges import Addition, By, Counting, additions
 
 Expression: TypeAlias = Column | str
 """A Column, or SQL."""
@@ -74,6 +76,7 @@ def apply_tally(
     generation: Expression = "0",
     header: Expression | None = None,
     explode: Expression | None = None,
+    by: By = "entry",
     parallel: int = 8,
     entries: int = ENTRIES_A_CALL,
     timeout: float = 30.0,
@@ -85,8 +88,10 @@ def apply_tally(
     A row is a message, identified by `topic`, `partition`, `offset` and, for a recreated topic, `generation`; a second
     row with the same values is a repeat. `explode`: an array whose elements, as the column `item`, each have a key and
     a delta. `header`: the source chain of republished messages, as text; if it is null or an empty chain, the message
-    itself is the root. `parallel`: concurrent tasks; `entries`: per call; `timeout`: seconds for each of connecting and
-    the response. `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver.
+    itself is the root. `by`: "range" adds the messages of a source up, which is faster and takes any key; not with a
+    `header`, as the messages of a root partition come over several. `parallel`: concurrent tasks; `entries`: per call;
+    `timeout`: seconds for each of connecting and the response. `url`, `token`: by default LASTBIT_URL and
+    LASTBIT_TOKEN of the driver.
 
     It is safe to repeat the call, wholly or in part, also concurrently. The earlier messages of a partition must be in
     this frame or already applied. The keys of a message may go through different tasks, so some may be counted before
@@ -99,12 +104,16 @@ def apply_tally(
         raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
     if not 1 <= entries <= 10_000:
         raise InvalidArgument(f"a call has 1 to 10,000 entries, not {entries!r}")
+    if by not in ("entry", "range"):
+        raise InvalidArgument(f"by is 'entry' or 'range', not {by!r}")
+    if by == "range" and header is not None:
+        raise InvalidArgument("ranges need the order of their source; count republished messages by='entry'")
     connection = Connection.named(url, token, timeout, retry)
     source = {"topic": topic, "partition": partition, "offset": offset, "child": child, "generation": generation}
     rows = _rows(df, {"key": key, "delta": delta, **source}, header, explode)
     # Send an empty call before Spark computes anything, to check the address, the token and the tally's name.
-    connection.driver().run(calls.apply, tally, [])
-    return _sent(_in_order(rows, parallel), connection, tally, entries)
+    connection.driver().run(calls.apply if by == "entry" else calls.apply_ranges, tally, [])
+    return _sent(_in_order(rows, parallel, by), connection, tally, entries, by)
 
 
 def tally_stream(
@@ -164,7 +173,7 @@ def _column(expression: Expression) -> Column:
 
 def _roots(header: Column, row_columns: dict[str, Column]) -> dict[str, Column]:
     """The source of a chain, computed as in `SourceChain.source`. It is null for a header that `SourceChain.decode`
-    refuses; such a row is refused when it is sent."""
+    refuses, or with an offset that entries can't have; such a row is refused when it is sent."""
     hops = sf.from_json(header, _CHAIN)
     children = sf.filter(sf.transform(hops, lambda hop: hop["child"]), lambda child: child.isNotNull())
     # Spark would take an object for an array of one.
@@ -199,13 +208,15 @@ def _whole(text: Column, limit: int) -> Column:
     return sf.when(number < limit, number)
 
 
-def _in_order(rows: DataFrame, parallel: int) -> DataFrame:
-    """One entry for each key of each message; all entries of one key and source are in one task, sorted by position."""
+def _in_order(rows: DataFrame, parallel: int, by: By) -> DataFrame:
+    """One entry for each key of each message; all entries of one source, and by entries of one key, are in one task,
+    sorted by position."""
     source_and_key = ["topic", "partition", "generation", "key"]
+    task_columns = source_and_key if by == "entry" else source_and_key[:-1]
     position = ["offset", "child"]
     # The groupings are finer than these partitions, so most versions of Spark don't shuffle again for them.
     entries = (
-        rows.repartition(parallel, *source_and_key)
+        rows.repartition(parallel, *task_columns)
         .groupBy(*source_and_key, *position, "row")
         .agg(sf.sum("delta").alias("delta"))
     )
@@ -215,7 +226,7 @@ def _in_order(rows: DataFrame, parallel: int) -> DataFrame:
     )
     # But PySpark 3.5 does if a column is a constant. Its shuffle would separate the entries of a key, and the service
     # would take the earlier ones for repeats. So the last shuffle is always this one.
-    partitioned = messages.repartition(parallel, *source_and_key)
+    partitioned = messages.repartition(parallel, *task_columns)
     return partitioned.sortWithinPartitions("topic", "partition", "generation", *position, "key")
 
 
@@ -229,9 +240,10 @@ class _Sent:
     error: LastbitError | None = None
 
 
-def _sent(gathered: DataFrame, connection: Connection, tally: str, most: int) -> TallyReport:
+def _sent(gathered: DataFrame, connection: Connection, tally: str, most: int, by: By) -> TallyReport:
     def send_partition(rows: Any) -> Iterator[_Sent]:
-        return _send(rows, connection, tally, most)
+        send = _send if by == "entry" else _send_ranges
+        return send(rows, connection, tally, most)
 
     total = _Sent()
     for task_result in on_partitions(gathered, send_partition):
@@ -269,7 +281,38 @@ def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) ->
     yield sent
 
 
+def _send_ranges(rows: Iterable[Any], connection: Connection, tally: str, most: int) -> Iterator[_Sent]:
+    """`_send` by ranges. All that a message brings is in one call."""
+    sent, driver, counting = _Sent(), connection.driver(), Counting()
+    waiting: list[Addition] = []
+
+    def flush() -> None:
+        count = driver.run(counting.apply, tally, waiting)
+        sent.entries += len(waiting)
+        sent.applied += count
+        sent.repeated += len(waiting) - count
+        waiting.clear()
+
+    try:
+        for row in rows:
+            source = _source(row)
+            new = additions({row.key: row.delta}, source)
+            if len(waiting) >= most and waiting[-1][:2] != new[0][:2]:
+                flush()
+            waiting += new
+        if waiting:
+            flush()
+    except LastbitError as error:
+        sent.error = error
+    yield sent
+
+
 def _entry(row: Any) -> Json:
+    return calls.entry_json((row.key, row.delta, _source(row)))
+
+
+def _source(row: Any) -> Source:
+    """Raises `InvalidArgument` for a row that can't be counted."""
     source = Source(row.topic, row.partition, row["offset"], row.child, row.generation)
     if None in source:
         raise InvalidArgument(f"a row with the key {row.key!r} has no valid source: {source}")
@@ -278,4 +321,4 @@ def _entry(row: Any) -> Json:
             f"the message at {source} occurs twice, with the deltas {row.delta} and {row.most} for {row.key!r}; use "
             "`explode` to derive several entries from one message"
         )
-    return calls.entry_json((row.key, row.delta, source))
+    return source
