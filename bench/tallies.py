@@ -4,6 +4,10 @@ transactions of 1,000 by the driver itself, without HTTP and JSON. Also compared
 packet, and the least possible work for a database: one INSERT … ON DUPLICATE KEY UPDATE of a thousand rows.
 
 Both add to 2,000 keys; the tally has a row for each of them and each of 4 source partitions.
+
+Then ranges: calls of 1,000 messages over 100 keys, compared with one INSERT … ON DUPLICATE KEY UPDATE of the same 100
+sums without a guard, and with entries for the same messages. In the end, eight callers have a partition each, on two
+processes of the service; the server counts how often a statement waits for the lock of a row.
 """
 
 from __future__ import annotations
@@ -115,7 +119,128 @@ _PEERS = {
 _BASE = "UPDATE, one by one"
 
 
+RANGE_KEYS = 100
+CALLERS = 8
+
+
+def _sums() -> dict[str, int]:
+    """What 1,000 messages add up to."""
+    return {f"robot-{number:05}": random.randrange(10, 80) for number in range(RANGE_KEYS)}
+
+
+def _range_requests(name: str, sums: Sequence[dict[str, int]], start: int, partition: int = 0) -> list[bytes]:
+    """A call for each of these sums, from the position `start` on."""
+    requests = []
+    for number, totals in enumerate(sums, start):
+        after = str(number * ENTRIES) if number else None
+        span = {"topic": "screws", "partition": partition, "after": after, "upto": str((number + 1) * ENTRIES)}
+        requests.append(load.encoded(f"/v1/tallies/{name}/ranges", {"ranges": [{**span, "totals": totals}]}))
+    return requests
+
+
+def _applied(answers: Sequence[bytes]) -> None:
+    if not all(answer == b'{"results":[{"status":"applied"}]}' for answer in answers):
+        raise RuntimeError("a range was not applied")
+
+
+def _entry_requests(name: str, count: int, start: int) -> list[bytes]:
+    """Calls of 1,000 messages of one partition, over the keys of ranges."""
+    return [
+        load.encoded(
+            f"/v1/tallies/{name}/apply",
+            _body([(f"robot-{random.randrange(RANGE_KEYS):05}", 3, 0, call * ENTRIES + n) for n in range(ENTRIES)]),
+        )
+        for call in range(start, start + count)
+    ]
+
+
+def _timed_upserts(connection: Any, sums: Sequence[dict[str, int]]) -> float:
+    """Messages a second."""
+    with contextlib.closing(connection.cursor()) as cursor:
+        start = time.perf_counter()
+        for totals in sums:
+            connection.begin()
+            _upsert(cursor, [(key, total, 0, 0) for key, total in totals.items()])
+            connection.commit()
+        return len(sums) * ENTRIES / (time.perf_counter() - start)
+
+
+def ranges(scale: Scale) -> None:
+    """Messages a second: by ranges, by an upsert without a guard, and by entries."""
+    count = max(scale.requests // 100, 4)
+    rates: dict[str, list[float]] = {}
+    with measure.mariadb() as server, measure.lastbit_on(server) as service:
+        name = server.new_database().rpartition("/")[2]
+        with contextlib.closing(_connected(server, name)) as connection:
+            with connection.cursor() as cursor:
+                cursor.execute("CREATE TABLE naive (tally_key VARBINARY(1020) PRIMARY KEY, value BIGINT NOT NULL)")
+            for round_ in range(-1, scale.rounds):  # the first round warms up
+                sums = [_sums() for _ in range(count)]
+                requests = _range_requests("ranges", sums, (round_ + 1) * count)
+                entry_requests = _entry_requests("entries", count // 4, (round_ + 1) * (count // 4))
+                result, answers = load.drive(service.port, requests, 1)
+                _applied(answers)
+                figures = {
+                    "ranges": result.rate * ENTRIES,
+                    _UPSERT: _timed_upserts(connection, sums),
+                    "entries": load.drive(service.port, entry_requests, 1)[0].rate * ENTRIES,
+                }
+                for title, rate in figures.items():
+                    if round_ >= 0:
+                        rates.setdefault(title, []).append(rate)
+    measure.show(
+        f"tallies by ranges: {count} calls of {ENTRIES:,} messages, {RANGE_KEYS} keys, MariaDB (medians of "
+        f"{scale.rounds} rounds)",
+        ["", "messages/s", "ranges are"],
+        [
+            [
+                title,
+                f"{statistics.median(values):,.0f}",
+                f"{statistics.median(a / b for a, b in zip(rates['ranges'], values, strict=True)):.2f} of it",
+            ]
+            for title, values in rates.items()
+        ],
+    )
+
+
+_UPSERT = "one INSERT … ON DUPLICATE KEY UPDATE of the sums"
+
+
+def _lock_waits(connection: Any) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_waits'")
+        return int(cursor.fetchone()[1])
+
+
+def partitions(scale: Scale) -> None:
+    """Eight callers with a partition each."""
+    count = max(scale.requests // 100, 4)
+    with measure.mariadb() as server, measure.lastbit_on(server, workers=2) as service:
+        name = server.new_database().rpartition("/")[2]
+        with contextlib.closing(_connected(server, name)) as connection:
+            calls = [_range_requests("apart", [_sums() for _ in range(count)], 0, part) for part in range(CALLERS)]
+            before = _lock_waits(connection)
+            start = time.perf_counter()
+            load.converse(service.port, [_conversation(requests) for requests in calls], CALLERS)
+            seconds = time.perf_counter() - start
+            waits = _lock_waits(connection) - before
+    rate = CALLERS * count * ENTRIES / seconds
+    print(f"{CALLERS} partitions on {CALLERS} callers: {rate:,.0f} messages/s, {waits} lock waits")
+
+
+def _conversation(requests: Sequence[bytes]) -> load.Flow:
+    """The calls of one caller, one after the other."""
+    for request in requests:
+        _applied([(yield request)])
+
+
 def run(scale: Scale) -> None:
+    entries(scale)
+    ranges(scale)
+    partitions(scale)
+
+
+def entries(scale: Scale) -> None:
     count = max(scale.requests // 1000, 2)
     results: dict[str, list[float]] = {}
     messages = Messages()
