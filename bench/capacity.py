@@ -88,11 +88,11 @@ class Cost:
         return self.call + self.transaction * (1 / connections)
 
     @classmethod
-    def fit(cls, few: Resources, many: Resources) -> Cost:
-        """The costs for which a call needs `few` and `many` in loads of FITTED connections."""
+    def fit(cls, small_load: Resources, large_load: Resources) -> Cost:
+        """The costs for which a call needs `small_load` and `large_load` in loads of FITTED connections."""
         first, second = FITTED
-        transaction = (few - many) * (1 / (1 / first - 1 / second))
-        return cls(many - transaction * (1 / second), transaction)
+        transaction = (small_load - large_load) * (1 / (1 / first - 1 / second))
+        return cls(large_load - transaction * (1 / second), transaction)
 
 
 class Meter:
@@ -110,8 +110,8 @@ class Meter:
     def look(self) -> Resources:
         with self._connection.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_os_log_written'")
-            written = int(cursor.fetchone()[1])
-        return Resources(measure.processor_time(self._service), measure.processor_time(self._database), written)
+            log_bytes = int(cursor.fetchone()[1])
+        return Resources(measure.processor_time(self._service), measure.processor_time(self._database), log_bytes)
 
 
 def _median(rounds: list[Resources]) -> Resources:
@@ -129,11 +129,11 @@ def life(costs: Mapping[str, Cost], connections: int) -> Resources:
 
 def _measure(meter: Meter, port: int, name: str, calls: int, connections: int) -> Resources:
     """The resources of a call of the verb."""
-    prepared = KINDS[name].prepare(port, calls)
+    load_of_verb = KINDS[name].prepare(port, calls)
     before = meter.look()
-    _, answers = load.drive(port, prepared.requests, connections)
+    _, answers = load.drive(port, load_of_verb.requests, connections)
     resources = (meter.look() - before) * (1 / calls)
-    prepared.check([json.loads(answer) for answer in answers])
+    load_of_verb.check([json.loads(answer) for answer in answers])
     return resources
 
 
@@ -174,41 +174,41 @@ def run(scale: Scale) -> None:
             before = meter.look()
             lifecycle.lastbit(service.port, count, scale.connections)
             lives.append((meter.look() - before) * (1 / count))
-    used = {key: _median(rounds) for key, rounds in samples.items()}
-    costs = {name: Cost.fit(*(used[name, connections] for connections in FITTED)) for name in KINDS}
+    medians = {key: _median(rounds) for key, rounds in samples.items()}
+    costs = {name: Cost.fit(*(medians[name, connections] for connections in FITTED)) for name in KINDS}
     measure.show(
         f"capacity: resources of a call and of a transaction (medians of {scale.rounds} rounds)",
         [
             "",
             *(
-                f"{what},\n{of}"
-                for what in ("service \u00b5s", "database \u00b5s", "log bytes")
-                for of in ("call", "tx")
+                f"{resource},\n{source}"
+                for resource in ("service \u00b5s", "database \u00b5s", "log bytes")
+                for source in ("call", "tx")
             ),
         ],
         [_row(name, costs[name].call, costs[name].transaction) for name in KINDS],
     )
-    unseen = {f"{name}, {UNSEEN} connections": (costs[name].at(UNSEEN), used[name, UNSEEN]) for name in KINDS}
-    unseen[f"a life, {scale.connections} connections"] = life(costs, scale.connections), _median(lives)
+    predictions = {f"{name}, {UNSEEN} connections": (costs[name].at(UNSEEN), medians[name, UNSEEN]) for name in KINDS}
+    predictions[f"a life, {scale.connections} connections"] = life(costs, scale.connections), _median(lives)
     measure.show(
         "capacity: the model and runs that it has not seen",
         [
             "",
             *(
-                f"{what},\n{of}"
-                for what in ("service \u00b5s", "database \u00b5s", "log bytes")
-                for of in ("model", "run")
+                f"{resource},\n{source}"
+                for resource in ("service \u00b5s", "database \u00b5s", "log bytes")
+                for source in ("model", "run")
             ),
         ],
-        [_row(name, *pair) for name, pair in unseen.items()],
+        [_row(name, *pair) for name, pair in predictions.items()],
     )
     kinds = {name: costs[name].at(scale.connections) for name in KINDS} | {"a life": _median(lives)}
     lines = []
     for name, resources in kinds.items():
         line = [name]
         for processors, workers in SERVERS:
-            rate, bound = _most(resources, processors, workers)
-            line.append(f"{rate:,.0f} ({bound}, {rate * resources.log / 1e6:,.0f} MB/s)")
+            rate, limiting_part = _most(resources, processors, workers)
+            line.append(f"{rate:,.0f} ({limiting_part}, {rate * resources.log / 1e6:,.0f} MB/s)")
         lines.append(line)
     measure.show(
         f"capacity: the model's limits, {scale.connections} connections for each worker",

@@ -78,10 +78,10 @@ class Waiting:
             return
         queue.pop(key[2], None)
         in_order = sorted(queue.items(), key=lambda entry: entry[1].position)
-        for event, unsettled in in_order[:RELEASED]:
-            if not unsettled.waits:
+        for event, candidate in in_order[:RELEASED]:
+            if not candidate.waits:
                 break
-            unsettled.waits = False
+            candidate.waits = False
             self._released.append((key[0], key[1], event))
 
     def has_events(self) -> bool:

@@ -34,7 +34,7 @@ class Correlations:
     """The correlations of a process, by event type. Raises `InvalidArgument` for one that can't name an instance."""
 
     def __init__(self, by_type: Mapping[str, Correlation]) -> None:
-        if not isinstance(by_type, Mapping) or not by_type or not all(isinstance(each, str) for each in by_type):
+        if not isinstance(by_type, Mapping) or not by_type or not all(isinstance(type, str) for type in by_type):
             raise InvalidArgument(f"correlate maps each event type to what names the instance, not {by_type!r}")
         self._of: dict[str, Callable[[Event], Any]] = {
             type: _function(type, correlation) for type, correlation in by_type.items()
@@ -51,14 +51,14 @@ class Correlations:
         if correlation is None:
             return []
         try:
-            found = correlation(event)
+            values = correlation(event)
         except Exception as error:
             error.add_note(
                 f"raised by the function that correlates events of type {event.type!r}, for the event {event.id!r} at "
                 f"position {event.position}; for an event that belongs to no instance it must return None"
             )
             raise
-        names = map(_name, found if isinstance(found, list) else [found])
+        names = map(_name, values if isinstance(values, list) else [values])
         return list(dict.fromkeys(name for name in names if name is not None))
 
 

@@ -96,8 +96,8 @@ def _among(work: DataFrame, ranges: Sequence[tuple[int, int]], group_size: int) 
     place = sf.floor(index / 8).cast("int") + 1
     byte = sf.conv(sf.hex(sf.substr(sf.col(_BITS), place, sf.lit(1))), 16, 10).cast("int")
     is_set = sf.getbit(byte, index % 8) == 1
-    joined = work.join(sf.broadcast(masks), item_group("item_id") == sf.col(_GROUP))
-    return joined.where(sf.isnull(_BITS) | is_set).select(*(named(name) for name in work.columns))
+    rows_with_bits = work.join(sf.broadcast(masks), item_group("item_id") == sf.col(_GROUP))
+    return rows_with_bits.where(sf.isnull(_BITS) | is_set).select(*(named(name) for name in work.columns))
 
 
 def _masks(ranges: Sequence[tuple[int, int]], group_size: int) -> Iterator[tuple[int, bytes | None]]:

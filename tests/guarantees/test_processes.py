@@ -660,7 +660,7 @@ def statuses(service: Service, instance: str) -> list[tuple[str, str | None]]:
 @mutant(
     "events-behind-another-failure-come-again",
     "core.processes.waiting:Waiting.settle",
-    "not unsettled.waits",
+    "not candidate.waits",
     "False",
 )
 @mutant(
