@@ -281,6 +281,35 @@ test("an acker's promises resolve after the commit, with the batch when it is co
   await assert.rejects(acker.ack(batch.ids.at(0)!), AckerClosed);
 });
 
+test("skipped items are no failures, and an item only moves on", async () => {
+  const batch = await client.open({ items: 6, sealed: true, groupSize: 64 });
+  const ids = [...batch.ids];
+  await client.fail(ids.slice(0, 2), "no picture");
+  await client.ack(ids[5]!);
+  const skipped = await client.skip(batch.ids.slice(1, 4), "not in the catalog any more");
+  assert.deepEqual([skipped.applied, skipped.repeated], [3, 0]);
+  const resolved = await client.skip(ids[5]!);
+  assert.deepEqual([resolved.applied, resolved.repeated], [0, 1]);
+  const acker = client.acker();
+  const [, done] = await Promise.all([acker.skip(ids[0]!), acker.skip(ids[4]!, "a duplicate")]);
+  await acker.close();
+  assert.deepEqual([done?.batch, done?.succeeded], [batch.id, true]);
+  const state = await batch.refresh();
+  assert.deepEqual([state.acked, state.failed, state.skipped, state.pending, state.succeeded], [1, 0, 5, 0, true]);
+  assert.equal((await client.fail(ids[0]!)).repeated, 1);
+  assert.equal((await client.ack(ids[3]!)).applied, 1);
+  const [range, ...others] = await collected(batch.skipped());
+  assert.deepEqual([range!.start, range!.end, range!.first, others.length], [0, 3, ids[0], 1]);
+  assert.deepEqual(range!.reasons, {
+    [ids[1]!]: "not in the catalog any more",
+    [ids[2]!]: "not in the catalog any more",
+  });
+  assert.deepEqual([...others[0]!.ids], [ids[4]]);
+  assert.deepEqual(await collected(batch.failed()), []);
+  assert.deepEqual([(await batch.progress()).skipped, (await batch.history()).at(-1)!.resolved], [4, 6]);
+  assert.equal((await batch.verify()).ok, true);
+});
+
 test("an acker keeps the order of an ack and a failure of one item", async () => {
   const batch = await client.open({ items: 2, sealed: true });
   const acker = client.acker();
