@@ -166,6 +166,12 @@ def handle(handling: instances.Handling) -> Operation:
     return lambda session: session.service.processes.handle(handling)
 
 
+def retry_strict(session: Session) -> Any:
+    """The parked event comes again, is handled, and brings back what waits behind it."""
+    session.service.processes.retry_parked(PROCESS, "o1")
+    return session.service.processes.handle(dataclasses.replace(handling_of(1), strict=True))
+
+
 def entries(*offsets: int) -> list[tallies.Entry]:
     return [tallies.Entry(key, 1, "parts", 0, 0, offset, 0) for offset in offsets for key in ("m4", "m5")]
 
@@ -278,6 +284,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         ]
     ),
     "handle-parked": handle(handling_of(2, error="broken")),
+    "handle-strict": handle(dataclasses.replace(handling_of(2), strict=True)),
+    "retry-strict": retry_strict,
     "retry-parked": lambda session: session.service.processes.retry_parked(PROCESS, "o1"),
     "forget": lambda session: retention.forget(session.database, timedelta()),
     "fire-timers": lambda session: timers.fire(session.database),
@@ -296,6 +304,7 @@ RARE: Final = frozenset(
     {
         *("redrive", "redrive-reason", "redrive-pending", "redrive-unchanged"),
         *("update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other", "skip-held"),
+        *("handle-strict", "retry-strict"),
     }
 )
 """Operations whose pairs only the slow tests run."""
