@@ -16,6 +16,10 @@ in `_owed` until there is a response to a sync that reported it. A partition who
 accepted under that epoch only from a later sync: after a failover, the service may have lost that it gave the partition
 to another worker. A response that arrives after its own lease has ended is ignored.
 
+*A worker stops, and its successor has its name.* It reports its partitions as drained, but the service frees only what
+it has asked back itself, and gives the others to the next session of the name, at new epochs. The limit prevents that a
+worker that is stopping gets partitions that nobody would work on.
+
 *The group is deleted and created again*, with this worker's name for it unchanged, while the worker is suspended. Each
 response names the group's incarnation. With another one than before, the worker takes no partition, loses those that it
 has, and ends with `GroupReplaced`: what its code knows of the group, such as the division of the keys, may be wrong.
@@ -149,11 +153,11 @@ class WindowCommit(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A step: send a heartbeat that reports the drained partitions with their epochs. With `leaving`, it requests no
-    partitions."""
+    """A step: send a heartbeat that reports the drained partitions with their epochs. `limit`: the most partitions that
+    a worker that is stopping requests, 0 or those that it keeps; None before."""
 
     drained: tuple[tuple[int, int], ...]
-    leaving: bool
+    limit: int | None
     sent: float
     timeout: float
 
@@ -215,6 +219,7 @@ class Membership(Generic[A]):
         """Until when a sync that failed may still be handled."""
         self._failures = 0
         self._stop_by = math.inf
+        self._limit: int | None = None
 
     @property
     def held(self) -> tuple[A, ...]:
@@ -253,9 +258,16 @@ class Membership(Generic[A]):
         if not self._syncing and not self.over and self._now() >= self._next_sync:
             self._syncing = True
             self._asking_since = min(self._asking_since, self._now())
-            timeout = self.ttl / 2
-            steps.append(Sync(tuple(sorted(self._owed.items())), self.stopping, self._now(), timeout))
+            steps.append(self._sync())
         return steps
+
+    def last_sync(self) -> Sync | None:
+        """If the worker keeps its partitions, the step that renews their lease once more, after all others; its outcome
+        doesn't matter. None: it leaves."""
+        return self._sync() if self._limit and self.error is None else None
+
+    def _sync(self) -> Sync:
+        return Sync(tuple(sorted(self._owed.items())), self._limit, self._now(), self.ttl / 2)
 
     def done(self, step: Sync | Call[A], outcome: Synced | BaseException | None) -> None:
         """Report the outcome of a step: a sync's response, the exception raised, or None."""
@@ -297,7 +309,7 @@ class Membership(Generic[A]):
         for partition in answer.release:
             if partition in self._held:
                 self._ask_back(self._held[partition], asked_since + answer.release_within)
-        if self._owed.items() - set(sync.drained) or (self.stopping and not sync.leaving):
+        if self._owed.items() - set(sync.drained) or (self.stopping and sync.limit is None):
             self._next_sync = self._now()
 
     def _refused(self, error: BaseException) -> None:
@@ -389,11 +401,13 @@ class Membership(Generic[A]):
         self.error = self.error or error
         self.stop()
 
-    def stop(self) -> None:
-        """Accept no more partitions, and release all."""
+    def stop(self, leave: bool = True) -> None:
+        """Accept no more partitions, and drain all. With `leave` they are released. Otherwise the service keeps them
+        for another process with the worker's name, until the lease ends. Only the first call counts."""
         if self.stopping:
             return
         self._stop_by = self._now() + (self.release or 0.0)
+        self._limit = 0 if leave else sum(assignment.active for assignment in self.held)
         # Sync now: the service revokes the partitions of a worker without capacity, so others get each one once it is
         # drained.
         self._next_sync = min(self._next_sync, self._now())

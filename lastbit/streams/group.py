@@ -48,12 +48,17 @@ def beat(
 ) -> Flow[Synced]:
     # One attempt with a short timeout, which leaves time for another sync. Each sync is a new request with a new lease.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
-    capacity = 0 if step.leaving else capacity
-    return groups.sync(hasty, name, worker, membership.session, step.drained, capacity)
+    limits = [limit for limit in (capacity, step.limit) if limit is not None]
+    return groups.sync(hasty, name, worker, membership.session, step.drained, min(limits, default=None))
 
 
-def leave(service: Service, name: str, worker: str, membership: Membership[A]) -> Flow[None]:
-    return groups.leave(for_a_lease(service, membership.ttl), name, worker, membership.session)
+def end(service: Service, name: str, worker: str, capacity: int | None, membership: Membership[A]) -> Flow[None]:
+    """Leave, or renew the lease of the partitions that the worker keeps."""
+    step = membership.last_sync()
+    if step is None:
+        yield from groups.leave(for_a_lease(service, membership.ttl), name, worker, membership.session)
+    else:
+        yield from beat(service, name, worker, capacity, membership, step)
 
 
 def window_of(grant: Granted, capacity: int) -> AckWindow:
@@ -107,6 +112,7 @@ class ConsumerGroup:
         self._capacity = capacity
         self._changed = threading.Condition()
         self._stopped = False
+        self._leaves = True
         self._membership: Membership[Assignment] = Membership(
             lambda grant, lease: Assignment(self, grant, lease), now, random.random, name, partitions, follow
         )
@@ -157,7 +163,7 @@ class ConsumerGroup:
         if not membership.gone:
             # If this fails, the lease expires.
             with suppress(errors.LastbitError):
-                self._driver.run(leave, self.name, self.worker, membership)
+                self._driver.run(end, self.name, self.worker, self._capacity, membership)
         if membership.error is not None:
             raise membership.error
 
@@ -213,8 +219,15 @@ class ConsumerGroup:
             self._membership.committed(commits, stale)
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Make `run` release all partitions and return. May be called from any thread or signal handler."""
+    def stop(self, *, leave: bool = True) -> None:
+        """Make `run` release all partitions and return. May be called from any thread or signal handler.
+
+        With `leave=False`, it drains and commits them, and the service keeps them for a process that starts under the
+        same name before the lease ends. So a restart moves none of them. If none starts, other workers take them over
+        then. Only the first call counts.
+        """
+        if not self._stopped:
+            self._leaves = leave
         self._stopped = True
         with self._changed:
             self._changed.notify_all()
@@ -225,7 +238,7 @@ class ConsumerGroup:
                 if self._membership.over:
                     return
                 if self._stopped:  # checked here, as a signal handler may call `stop`
-                    self._membership.stop()
+                    self._membership.stop(self._leaves)
                 steps = self._membership.due()
                 if not steps:
                     self._changed.wait(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now())))

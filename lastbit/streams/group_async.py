@@ -20,7 +20,7 @@ from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY, EVERY, HANDLERS, Options, Progress
 from lastbit.streams._tasks import Items, TaskStream, TaskWorkers, asynchronous, set_within
 from lastbit.streams._turns import Turns
-from lastbit.streams.group import LONGEST_WAIT, beat, leave, log, now, window_of
+from lastbit.streams.group import LONGEST_WAIT, beat, end, log, now, window_of
 
 R = TypeVar("R")
 
@@ -153,7 +153,7 @@ class AsyncConsumerGroup:
         if not membership.gone:
             # If this fails, the lease expires.
             with suppress(errors.LastbitError):
-                await self._driver.run(leave, self.name, self.worker, membership)
+                await self._driver.run(end, self.name, self.worker, self._capacity, membership)
         if membership.error is not None:
             raise membership.error
 
@@ -222,9 +222,10 @@ class AsyncConsumerGroup:
         self._membership.committed(commits, stale)
         self._changed.set()
 
-    def stop(self) -> None:
-        """Make `run` release all partitions and return. Call it in the event loop's thread."""
-        self._membership.stop()
+    def stop(self, *, leave: bool = True) -> None:
+        """Make `run` release all partitions and return. Call it in the event loop's thread. `leave`: see
+        `ConsumerGroup.stop`."""
+        self._membership.stop(leave)
         self._changed.set()
 
     async def _drive(self) -> None:

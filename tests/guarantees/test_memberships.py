@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from core.commits.combiner import Inline
 from core.consumer_groups.leases import Caller
+from core.errors import SessionReplaced
 from core.service import Service
 from core.storage.database import Database
 from lastbit import errors
@@ -72,7 +74,7 @@ class Worker:
 
     def sync(self, step: Sync, fate: str) -> None:
         lost = errors.ServiceUnreachable("", "", "", 1, 0.0)
-        caller = Caller(self.name, self.membership.session, 0 if step.leaving else None, step.drained)
+        caller = Caller(self.name, self.membership.session, step.limit, step.drained)
         if fate in ("request lost", "request late"):
             given_up = self.now() + min(step.timeout, TTL / 2)
             self.outcomes.append((given_up, step, lost))
@@ -89,6 +91,17 @@ class Worker:
         synced = Synced(answer.ttl.total_seconds(), tuple(grants), tuple(answer.release), within, *identity)
         takes = {"answered": 0, "response late": min(step.timeout, TTL / 3)}.get(fate, step.timeout)
         self.outcomes.append((self.now() + takes, step, lost if fate == "response lost" else synced))
+
+    def end(self) -> Worker:
+        """Its successor, which has its name."""
+        step = self.membership.last_sync()
+        if step is None:
+            self.service.consumer_groups.leave(self.group, self.name, self.membership.session)
+        else:
+            caller = Caller(self.name, self.membership.session, step.limit, step.drained)
+            with suppress(SessionReplaced):
+                self.service.consumer_groups.sync(self.group, caller)
+        return Worker(self.service, self.clock, self.group, self.name)
 
     def owned(self) -> set[int]:
         """What it believes to own."""
@@ -118,7 +131,11 @@ def test_no_two_workers_believe_that_they_own_a_partition(sqlite_url: str, relea
             if len(workers) < WORKERS and data.draw(st.integers(0, 4), label="another joins") == 0:
                 workers.append(Worker(service, clock, group, f"worker-{len(workers)}"))
             for worker in data.draw(st.permutations(workers), label="order"):
+                if data.draw(st.integers(0, 19), label=f"{worker.name} stops") == 0:
+                    worker.membership.stop(leave=data.draw(st.booleans(), label="for good"))
                 worker.go_on(data)
+                if worker.membership.over:
+                    workers[workers.index(worker)] = worker.end()
                 owned = [partition for each in workers for partition in each.owned()]
                 assert len(owned) == len(set(owned)), {each.name: each.owned() for each in workers}
             clock.go(STEP)

@@ -398,6 +398,40 @@ def test_stopping_releases_all_partitions_and_accepts_no_more(worker: Worker) ->
     assert not worker.membership.gone
 
 
+@mutant(
+    "a-worker-that-keeps-its-partitions-requests-others",
+    "lastbit.streams._membership:Membership.stop",
+    "sum(assignment.active for assignment in self.held)",
+    "9999",
+)
+@mutant(
+    "a-worker-that-failed-keeps-its-partitions",
+    "lastbit.streams._membership:Membership.last_sync",
+    "self.error is None",
+    "True",
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_stopping_can_keep_the_partitions_that_were_not_asked_back(worker: Worker, fails: bool) -> None:
+    """All are drained, and the lease is renewed once more; the service decides which of them are free. After a failure
+    the worker leaves."""
+    worker.joined((0, 1), (1, 1), (2, 1))
+    (asked_back,) = worker.answer(worker.sync(), (0, 1), (1, 1), (2, 1), release=(2,))
+    worker.membership.stop(leave=False)
+    (sync,), calls = worker.due()
+    assert (sync.limit, sync.drained) == (2, ())
+    assert [call.assignment.partition for call in calls] == [0, 1]
+    assert worker.answer(sync, (0, 1), (1, 1), (2, 1), release=(2,)) == []
+    for call in (asked_back, *calls):
+        worker.membership.done(call, ValueError("no") if fails and call is asked_back else None)
+    assert worker.membership.over
+    renewal = worker.membership.last_sync()
+    assert (renewal is None) == fails
+    if renewal is not None:
+        assert (renewal.limit, renewal.drained) == (2, ((0, 1), (1, 1), (2, 1)))
+    worker.membership.stop()
+    assert worker.membership.last_sync() == renewal
+
+
 def test_stopping_does_not_wait_for_a_drain_that_never_ends(worker: Worker) -> None:
     """It waits for the release time plus a short margin."""
     worker.joined((0, 1))

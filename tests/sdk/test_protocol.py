@@ -287,7 +287,7 @@ def test_a_worker_reports_the_epoch_that_it_has_drained() -> None:
     membership: Membership[Held] = Membership(
         lambda grant, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5, "g"
     )
-    step = Sync(drained=((3, 7), (4, 1)), leaving=False, sent=0.0, timeout=5.0)
+    step = Sync(drained=((3, 7), (4, 1)), limit=None, sent=0.0, timeout=5.0)
     world.run(beat(world.service(), "g", "w", None, membership, step))
     world.run(groups.sync(world.service(), "g", "w", "s", [5, (6, 2)], None))
     assert [json.loads(sent_request.body or b"")["drained"] for sent_request in world.requests] == [
@@ -297,6 +297,22 @@ def test_a_worker_reports_the_epoch_that_it_has_drained() -> None:
     for bad_entry in ((1,), (1, 2, 3), None, "x"):
         with pytest.raises(errors.InvalidArgument, match="a partition and its epoch"):
             world.run(groups.sync(world.service(), "g", "w", "s", [bad_entry], None))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "limit", "sent"), [(None, None, None), (3, None, 3), (None, 2, 2), (3, 2, 2), (1, 2, 1), (3, 0, 0)]
+)
+def test_a_worker_that_stops_requests_no_more_than_it_keeps(
+    capacity: int | None, limit: int | None, sent: int | None
+) -> None:
+    body = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}
+    world = World(script(answer(200, body)))
+    membership: Membership[Held] = Membership(
+        lambda grant, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5, "g"
+    )
+    step = Sync(drained=(), limit=limit, sent=0.0, timeout=5.0)
+    world.run(beat(world.service(), "g", "w", capacity, membership, step))
+    assert json.loads(world.requests[0].body or b"").get("capacity") == sent
 
 
 def test_the_token_is_sent_as_bearer_and_printed_nowhere() -> None:

@@ -38,7 +38,7 @@ class Worker:
         self.options = {"every": 0.1} | options
         self.error: BaseException | None = None
         self.partitions: Callable[[], int] = lambda: 0
-        self._stop: Callable[[], object] = lambda: None
+        self._stop: Callable[[bool], object] = lambda leave: None
         self._joined = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"worker-{name}")
 
@@ -50,9 +50,9 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def stop(self) -> None:
+    def stop(self, leave: bool = True) -> None:
         with suppress(RuntimeError):  # its event loop has ended
-            self._stop()
+            self._stop(leave)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
@@ -72,7 +72,7 @@ class Worker:
         with Client(self.url) as client:
             worker = ConsumerGroup(client, self.group, self.name)
             self.partitions = lambda: len(worker.assignments)
-            self._stop = worker.stop
+            self._stop = lambda leave: worker.stop(leave=leave)
             self._joined.set()
             worker.consume(self.source_of, self.handle, **self.options)
 
@@ -89,7 +89,7 @@ class TaskWorker(Worker):
             async with AsyncClient(self.url) as client:
                 worker = AsyncConsumerGroup(client, self.group, self.name)
                 self.partitions = lambda: len(worker.assignments)
-                self._stop = lambda: loop.call_soon_threadsafe(worker.stop)
+                self._stop = lambda leave: loop.call_soon_threadsafe(lambda: worker.stop(leave=leave))
                 self._joined.set()
 
                 async def handle(record: Any) -> object:

@@ -55,6 +55,11 @@ def floors(client: Client, group: str) -> list[int | None]:
     return [position.floor for position in client.groups.get(group).positions]
 
 
+def owners(client: Client, group: str) -> list[tuple[str | None, int]]:
+    """The owner and the epoch of each partition."""
+    return [(position.owner, position.epoch) for position in client.groups.get(group).positions]
+
+
 class Crowd:
     """Handlers that wait until so many of them run."""
 
@@ -420,3 +425,54 @@ def test_options_are_checked(url: str, create: Callable[..., str], kind: type[Wo
             eventually(lambda: worker.is_running, False)
         assert isinstance(worker.error, InvalidArgument)
         assert text in str(worker.error)
+
+
+@mutant(
+    "a-worker-that-stops-for-a-restart-leaves",
+    "lastbit.streams._membership:Membership.stop",
+    "0 if leave else sum(assignment.active for assignment in self.held)",
+    "0",
+)
+@on_both_workers
+def test_a_rolling_restart_moves_no_partition_and_repeats_no_record(
+    url: str, client: Client, create: Callable[..., str], kind: type[Worker]
+) -> None:
+    """Five workers, forty partitions. Each partition gets one more epoch, that of its own worker's successor."""
+    group, records, pause = create(40, ttl=20), Records(40, 100), threading.Event()
+
+    def handle(record: tuple[int, int]) -> None:
+        pause.wait(0.002)
+        records.done(record)
+
+    def start(name: str) -> Worker:
+        return stack.enter_context(kind(url, group, name, records.read, handle, key=lambda record: record[1] % 7))
+
+    names = "abcde"
+    with ExitStack() as stack:
+        workers = {name: start(name) for name in names}
+        eventually(lambda: [worker.partitions() for worker in workers.values()], [8] * 5)
+        before = owners(client, group)
+        for name in names:
+            workers[name].stop(leave=False)
+            assert [owner for owner, _ in owners(client, group)] == [owner for owner, _ in before]
+            workers[name] = start(name)
+            eventually(workers[name].partitions, 8)
+        assert owners(client, group) == [(owner, epoch + 1) for owner, epoch in before]
+        records.until_all_are_handled()
+    assert [worker.error for worker in workers.values()] == [None] * 5
+    assert sorted(records.handled) == [(partition, offset) for partition in range(40) for offset in range(100)]
+
+
+@on_both_workers
+def test_the_partitions_of_a_worker_that_does_not_come_back_are_taken_over(
+    url: str, client: Client, create: Callable[..., str], kind: type[Worker]
+) -> None:
+    """When its lease ends; nothing is repeated."""
+    group, records = create(4, ttl=1), Records(4, 30)
+    with kind(url, group, "one", records.read, records.done, key=offset_of) as one:
+        records.until(lambda: len(records.handled) > 10)
+        one.stop(leave=False)
+    assert {owner for owner, _ in owners(client, group)} == {"one"}
+    with kind(url, group, "two", records.read, records.done, key=offset_of):
+        records.until_all_are_handled()
+    assert len(records.handled) == len(set(records.handled)) == 4 * 30
