@@ -322,20 +322,23 @@ assert lanes[-1] == 49
 WORKED = """
 import threading
 from lastbit.processes import ProcessWorker
+from lastbit.models import Event
 client = Client()
-reserve.name = "reserve-docs"
-workers = [ProcessWorker(each, client, "w1", partitions=2) for each in (ship_order, reserve)]
+ORDERS_BY_PAYMENT = {"p1": "o1"}
+workers = [ProcessWorker(each, client, "w1", partitions=2) for each in (ship_order, pack_order, ship_in_time)]
 threads = [threading.Thread(target=worker.run) for worker in workers]
 for thread in threads:
     thread.start()
-client.open(key="o1", sealed=True)
+client.open(key="o1", sealed=True, labels={"order": "o1"})
 client.append([
-    {"id": "c1", "type": "card.charged", "data": {"order": "o1"}},
-    {"id": "r1", "type": "item.reserved", "data": {"order": "o1"}},
+    {"id": "c1", "type": "card.charged", "data": {"order": "o1", "payment": "p1"}},
+    {"id": "r1", "type": "item.reserved", "data": {"order": "o1", "payload": {"order": "o1"}}},
 ])
 follow = client.processes.follow()
-found = {(each.process, each.type, each.instance) for each in (next(follow), next(follow))}
-assert found == {("ship-order", "ship", "o1"), ("reserve-docs", "ship", "o1")}, found
+found = {(command.process, command.type, command.instance) for command in (next(follow) for _ in range(3))}
+assert found == {(name, name[:4], "o1") for name in ("ship-order", "pack-order", "ship-in-time")}, found
+time_out = Event(1, "t1", "timer.ship-in-time", None, "o2", {"timer": "late"}, None)
+assert ship_in_time(["card.charged"], time_out) == Finish([Command("refund")])
 for worker in workers:
     worker.stop()
 for thread in threads:
