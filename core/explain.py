@@ -6,7 +6,7 @@ snapshot, starting at the first pending item, and reports if there may be more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -14,14 +14,18 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from core import errors
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, Duty, State, Verb, is_overdue
 from core.batches.tolerance import NONE
 from core.bits import journal
+from core.consumer_groups import details
+from core.processes import definitions
 from core.storage import tables
 from core.webhooks import delivery_log, subscriptions
+from lastbit import endings
 from lastbit.ids import item_id
 
 SHOWN: Final = 5
@@ -139,13 +143,13 @@ def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
     if not batch.complete or not batch.failed:
         return
-    why, facts = _why(tx, batch)
+    causes, facts = _why(tx, batch)
     remedy = "when these items are acked" if batch.tolerance == NONE else "when enough of these items are acked"
     if batch.succeeded:
         remedy = "nonetheless, as they are within its tolerance"
     yield Reason(
         "failed",
-        f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{why}. "
+        f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{causes}. "
         f"It succeeds {remedy}.",
         facts,
     )
@@ -155,10 +159,10 @@ def _failed_incomplete(tx: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
     if batch.complete or not batch.failed:
         return
-    why, facts = _why(tx, batch)
+    causes, facts = _why(tx, batch)
     verb = "has" if batch.failed == 1 else "have"
     so_far = " so far" if batch.state in LIVE else ""
-    yield Reason("failed", f"{_count(batch.failed, 'item')} {verb} failed{so_far}{why}.", facts)
+    yield Reason("failed", f"{_count(batch.failed, 'item')} {verb} failed{so_far}{causes}.", facts)
 
 
 def _why(tx: Connection, batch: Batch) -> tuple[str, dict[str, Any]]:
@@ -370,6 +374,40 @@ def _webhook_not_delivered(snapshot: Connection, subject: _Subject) -> Iterator[
         )
 
 
+def _ending_without_worker(tx: Connection, subject: _Subject) -> Iterator[Reason]:
+    """A message is to be published at the batch's end, or was, and no worker of the app does it."""
+    batch = subject.batch
+    types = [type for type, label in endings.LABELS.items() if label in batch.labels]
+    app = batch.labels.get(endings.APP)
+    if app is None or not types:
+        return
+    process = endings.process_name(app)
+    if details.has_live_worker(tx, definitions.group_of(process)):
+        return
+    event: str | None = None
+    if batch.state not in LIVE:
+        event = _unhandled_event(tx, batch.id, process, types)
+        if event is None:
+            return
+    message = "When the batch ends, its message is not published" if event is None else f"{event} is not published yet"
+    yield Reason(
+        "ending_without_worker",
+        f"{message}: the process {process} has no worker. Start a worker of the app.",
+        {"process": process, "event": event},
+    )
+
+
+def _unhandled_event(tx: Connection, batch_id: int, process: str, types: Sequence[str]) -> str | None:
+    """The first event of these types that the process has not handled. A process that was deleted handles none."""
+    try:
+        floor = definitions.floor(tx, definitions.get(tx, process))
+    except errors.ProcessNotFound:
+        return None
+    columns = tables.feed.c
+    conditions = columns.batch_id == batch_id, columns.position > floor, columns.type.in_(types)
+    return tx.scalar(sa.select(columns.event_id).where(*conditions).order_by(columns.position).limit(1))
+
+
 _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = (
     _complete,
     _ended,
@@ -383,6 +421,7 @@ _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = 
     _parent_not_told,
     _children_not_told,
     _webhook_not_delivered,
+    _ending_without_worker,
 )
 """The rules, in the order of their reasons in the explanation. Add a rule for a new reason."""
 

@@ -418,9 +418,9 @@ def explain_batch(batch: BatchId, request: Request) -> dict[str, Any]:
 
 def _shown_to(caller: Token, reasons: list[Reason]) -> Iterator[Reason]:
     """The reasons that the caller may see. A limited caller sees neither the addresses and responses of webhooks, nor
-    the keys of batches outside its prefix."""
+    whether processes have workers, nor the keys of batches outside its prefix."""
     for reason in reasons:
-        if caller.prefix is not None and reason.code == "webhook_not_delivered":
+        if caller.prefix is not None and reason.code in ("webhook_not_delivered", "ending_without_worker"):
             continue
         for child in reason.facts.get("children", ()):
             if not caller.covers(child["key"]):

@@ -443,7 +443,7 @@ class Reason(BaseModel):
     code: str = Field(
         description="stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, "
         "`oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, "
-        "`children_not_told`, `webhook_not_delivered`; later "
+        "`children_not_told`, `webhook_not_delivered`, `ending_without_worker`; later "
         "releases may add codes. Other fields depend on the code"
     )
     text: str = Field(description="a sentence for people")

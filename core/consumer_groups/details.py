@@ -39,6 +39,12 @@ class Details:
     positions: list[Position]
 
 
+def has_live_worker(snapshot: Connection, name: str) -> bool:
+    """Whether the consumer group exists and has a worker whose lease has not expired."""
+    live = _consumers.group_name == name, _consumers.lease_until >= tables.utc_now()
+    return bool(snapshot.scalar(sa.select(sa.exists().where(*live))))
+
+
 def get(snapshot: Connection, name: str) -> Details:
     """The consumer group with its workers and positions. Raises `errors.ConsumerGroupNotFound`."""
     group = groups.find(snapshot, name)

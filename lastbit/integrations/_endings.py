@@ -12,7 +12,8 @@ be published, the event is parked, and an operator retries it.
 *A message is sent again*, as a worker died between the two. It has the same id: that of the event. If the worker died
 later, the service tells the next one that the event was handled.
 
-*Nobody publishes.* The process is defined before the batch is opened, so the service shows that it has no workers.
+*Nobody publishes.* The process is defined before the batch is opened, so the service shows that it has no workers, and
+the explanation of each batch says so.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lastbit import errors
 from lastbit._drivers import HasDriver
+from lastbit.endings import APP, LABELS, ON_COMPLETE, ON_SUCCESS, process_name
 from lastbit.groups import Groups
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.models import Event
@@ -41,17 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lastbit.integrations")
 
-APP: Final = "lastbit.endings"
-"""The label with the name of the app whose workers publish the messages."""
-ON_SUCCESS: Final = "lastbit.on_success"
-ON_COMPLETE: Final = "lastbit.on_complete"
-LABELS: Final = {
-    "batch.succeeded": ON_SUCCESS,
-    "batch.completed": ON_COMPLETE,
-    "batch.expired": ON_COMPLETE,
-    "batch.cancelled": ON_COMPLETE,
-}
-"""The label with the message of each ending."""
 MOST_TEXT: Final = 1024
 """Maximum characters of a message, as of every label's value."""
 LOOK: Final = 60.0
@@ -66,10 +57,6 @@ PATIENCE: Final = 5.0
 Publish = Callable[[str, str], bool]
 """Publishes a message, given its id and its text. Returns False if the broker refuses it or can't be reached. If it
 raises, the message can't be published by this worker."""
-
-
-def process_name(app: str) -> str:
-    return f"endings.{app}"
 
 
 def labels_of(app: str, on_success: str | None, on_complete: str | None) -> dict[str, str]:

@@ -392,3 +392,64 @@ def test_a_limited_token_is_refused(app: str) -> None:
         worker.start()
         worker._thread.join(60)
         assert not worker._thread.is_alive()
+
+
+def unpublished(batch: BatchHandle) -> list[str | None]:
+    """The events that the explanation names, of which nobody publishes the message; None: of those to come."""
+    return [reason.facts["event"] for reason in batch.explain().reasons if reason.code == "ending_without_worker"]
+
+
+@pytest.mark.usefixtures("short_times")
+@mutant(
+    "a-worker-that-runs-is-missed",
+    "core.consumer_groups.details:has_live_worker",
+    "bool(snapshot.scalar(sa.select(sa.exists().where(*live))))",
+    "False",
+)
+@mutant(
+    "a-message-that-was-published-is-missed",
+    "core.explain:_unhandled_event",
+    "columns.position > floor",
+    "columns.position > 0",
+)
+@mutant(
+    "messages-at-all-ends-are-missed",
+    "core.explain:_unhandled_event",
+    "columns.type.in_(types)",
+    "columns.type != ''",
+)
+def test_an_explanation_tells_that_nobody_publishes(client: Client, app: str) -> None:
+    """Before the end and after it, until the message is published. Batches without a message have no such reason."""
+    batch = open_batch(client, app, on_complete=None)
+    plain_batch = client.open(items=1, labels={"team": "search"})
+    assert unpublished(plain_batch) == []
+    assert unpublished(batch) == [None]
+    assert f"the process endings.{app} has no worker" in batch.explain().reasons[-1].text
+    broker = Broker()
+    with working(client, app, broker):
+        eventually(lambda: unpublished(batch), [])
+    assert unpublished(batch) == [None]
+    fail_one(batch, client)
+    assert batch.explain().done
+    assert unpublished(batch) == []  # it has no message for this end
+    client.ack(batch.ids[:1])
+    assert unpublished(batch) == [f"batch:{batch.id}:succeeded"]
+    with working(client, app, broker):
+        eventually(lambda: len(broker.messages), 1)
+        eventually(lambda: unpublished(batch), [])
+    assert unpublished(batch) == []
+    live = open_batch(client, app)
+    client.processes.delete(f"endings.{app}")
+    assert unpublished(live) == [None]
+    live.cancel()
+    assert unpublished(live) == []  # nothing is known of what was published
+
+
+@pytest.mark.usefixtures("short_times")
+def test_a_worker_that_was_killed_publishes_nothing(url: str, client: Client, app: str, tmp_path: Path) -> None:
+    """It is no worker any more when its lease has expired."""
+    batch = open_batch(client, app)
+    with killable(url, app, tmp_path / "broker") as victim:
+        eventually(lambda: unpublished(batch), [])
+        victim.kill()
+        eventually(lambda: unpublished(batch), [None])

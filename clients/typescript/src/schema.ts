@@ -2972,7 +2972,7 @@ export interface components {
         };
         /** Reason */
         api__routes__models__Reason: {
-            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `children_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
+            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `children_not_told`, `webhook_not_delivered`, `ending_without_worker`; later releases may add codes. Other fields depend on the code */
             code: string;
             /** @description a sentence for people */
             text: string;
