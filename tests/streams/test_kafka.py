@@ -19,7 +19,7 @@ import pytest
 
 from lastbit.streams import SessionEnded, Snapshot, run_ordered
 from lastbit.streams.sources.kafka import AHEAD, KafkaPython, KafkaTopics, Place, Position
-from tests.streams import crash
+from tests.streams import crash, poison
 from tests.streams.kafka_broker import LOG, PLACES, Attributes, Broker, OffsetMetadataTooLarge, RecordedClient
 from tests.support.threads import no_more_threads
 
@@ -63,6 +63,21 @@ def test_all_records_are_handled_in_order_and_committed(methods: bool) -> None:
         key = (lambda record: record.key()) if methods else (lambda record: record.key)
         run_ordered(topics, handle, key=key, commit=topics.commit, window=topics.window)
     assert handled == {key: list(range(8)) for key in "abcdef"}
+    for place in PLACES:
+        assert broker.committed[place].offset == last_of(place) + 1
+        assert snapshot_of(broker.committed[place]).outstanding == ()
+
+
+def test_a_poison_record_becomes_a_dead_letter_while_others_go_on() -> None:
+    """And it is committed: nothing is outstanding in the end."""
+    broker = Broker()
+    with KafkaTopics(RecordedClient(broker, methods=False), ["orders"]) as topics:
+        poison.check_dead_letter(
+            topics,
+            len(LOG),
+            key=lambda record: record.key,
+            is_poison=lambda record: (record.key, record.value) == (b"c", b"3"),
+        )
     for place in PLACES:
         assert broker.committed[place].offset == last_of(place) + 1
         assert snapshot_of(broker.committed[place]).outstanding == ()

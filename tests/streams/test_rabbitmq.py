@@ -14,7 +14,7 @@ import pytest
 from lastbit import MissingExtra
 from lastbit.streams import AckWindow, SessionEnded, StreamError, run_ordered
 from lastbit.streams.sources.rabbitmq import Message, RabbitQueue, RabbitStream
-from tests.streams import crash
+from tests.streams import crash, poison
 from tests.support.brokers import RabbitMQ, Wire
 
 pytestmark = pytest.mark.xdist_group("rabbitmq")
@@ -131,6 +131,16 @@ def test_no_more_than_the_prefetch_is_outstanding(rabbitmq: RabbitMQ, channel: A
         orders.commit(0)
         assert numbers(take(orders, 1)) == [3]
         assert channel.queue_declare(queue, passive=True).method.message_count == 1
+
+
+def test_a_poison_record_becomes_a_dead_letter_while_others_go_on(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
+    """And it is acked: the queue is empty in the end."""
+    publish(channel, queue, 20)
+    with RabbitQueue(rabbitmq.url, queue) as orders:
+        poison.check_dead_letter(
+            orders, 20, key=lambda message: int(message.body) % 5, is_poison=lambda message: message.body == b"3"
+        )
+    assert_empty(rabbitmq, channel, queue)
 
 
 def test_redelivered_messages_keep_their_place(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:

@@ -54,7 +54,7 @@ def running() -> Iterator[Readers]:
     "a-stream-that-must-end-waits-for-its-turn",
     "lastbit.streams._readers:Readers.hasten",
     "self._add(0.0, stream)",
-    "self._add(turns[0][0] if turns else 3600.0, stream)",
+    "self._add(time.monotonic() + 3600.0, stream)",
 )
 def test_a_stream_can_be_given_the_next_turn() -> None:
     """Only while it waits for its turn: two threads never read one stream."""

@@ -14,7 +14,7 @@ import redis as client
 
 from lastbit import MissingExtra
 from lastbit.streams.sources.redis_streams import PAGE, Entry, RedisStream
-from tests.streams import crash
+from tests.streams import crash, poison
 from tests.support.brokers import RedisServer, Wire
 
 STREAM = "orders"
@@ -186,6 +186,19 @@ def test_reading_stops_on_request(redis: RedisServer, commands: Any) -> None:
             entries.append(number)
             orders.stop()
     assert entries == [0]
+
+
+def test_a_poison_record_becomes_a_dead_letter_while_others_go_on(redis: RedisServer, commands: Any) -> None:
+    """And it is acked: no entry is pending in the end."""
+    add(commands, 20)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        poison.check_dead_letter(
+            orders,
+            20,
+            key=lambda entry: int(entry.fields["number"]) % 5,
+            is_poison=lambda entry: entry.fields["number"] == "3",
+        )
+    assert commands.xpending(STREAM, GROUP)["pending"] == 0
 
 
 def test_another_consumer_resumes_after_a_killed_one(redis: RedisServer, commands: Any, tmp_path: Path) -> None:
