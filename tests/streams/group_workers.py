@@ -40,7 +40,7 @@ class Worker:
         self.partitions: Callable[[], int] = lambda: 0
         self._stop: Callable[[bool], object] = lambda leave: None
         self._joined = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"worker-{name}")
+        self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
 
     def __enter__(self) -> Worker:
         self._thread.start()
