@@ -57,6 +57,7 @@ class Partition(ThreadedStream[R]):
         handle: Callable[[Any], object],
         dead_letter: Callable[[R, Exception], object] | None,
     ) -> None:
+        options = options._replace(name=assignment.fence.group, partition=assignment.fence.partition)
         progress: Progress[R] = Progress(assignment.window, options)
         super().__init__(progress, options, handle, None, dead_letter, consumer.turns.put, consumer.workers.call_later)
         self.assignment = assignment

@@ -27,6 +27,8 @@ EVERY: Final = 1.0
 """Seconds between two commits."""
 HANDLERS: Final = 32
 """The default of `handlers` of a consumer group's worker: enough for handlers that wait for other services."""
+NAME: Final = "stream"
+"""The name of a stream in the metrics, unless it has another one."""
 COMMIT_TRIES: Final = 5
 """The number of failed commits in a row, one interval apart, that ends the stream."""
 LAST_TRIES: Final = 3
@@ -48,7 +50,7 @@ class Due(NamedTuple):
 
 
 class Options(NamedTuple, Generic[R]):
-    """The caller's options; see `run_ordered`."""
+    """The caller's options; see `run_ordered`. `partition`: that of a consumer group, whose name is the `name`."""
 
     key: Callable[[R], Hashable] | None
     lanes: int = 8
@@ -61,6 +63,8 @@ class Options(NamedTuple, Generic[R]):
     stuck_after: float = 60.0
     on_stuck: Callable[[Any, float], object] | None = None
     grace: float = 30.0
+    name: str = NAME
+    partition: int | None = None
 
     def checked(self, name_of_lanes: str = "lanes") -> Options[R]:
         """`name_of_lanes`: the caller's name for them."""

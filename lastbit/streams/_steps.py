@@ -16,6 +16,7 @@ from lastbit.errors import InvalidArgument
 from lastbit.streams._progress import LAST_PAUSE, LAST_TRIES, Options, Progress, failed, log, uncommitted
 from lastbit.streams._schedule import UNORDERED, UNWANTED, Entry, Schedule
 from lastbit.streams.errors import WindowClosed
+from lastbit.streams.metrics import counts_of
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -104,8 +105,14 @@ class Stream(Generic[R]):
         self._commit = commit
         self._dead_letter = dead_letter
         self._sleep = sleep
+        self._counts = counts_of(options.name, options.partition)
+        self._counts.begin(self._window)
         self.failure: BaseException | None = None
         """The first error, which ends the stream."""
+
+    def leave_the_metrics(self) -> None:
+        """The stream has ended."""
+        self._counts.end(self._window)
 
     def fail(self, error: BaseException) -> None:
         if self.failure is None:
@@ -172,6 +179,7 @@ class Stream(Generic[R]):
                 waiting.append((new_entry, pause))
         if not waiting:
             return self._schedule.finished(work.key, len(work.entries))
+        self._counts.retry(len(waiting))
         self._schedule.retry(work.key, waiting, finished=len(work.entries) - len(waiting))
         return False
 
@@ -195,6 +203,7 @@ class Stream(Generic[R]):
             yield partial(self._dead_letter, entry.record, error)
         except BaseException as worse:
             raise failed(entry.offset, worse) from worse
+        self._counts.dead_letter()
         self._window.ack(entry.position)
 
     # The committer.

@@ -50,6 +50,7 @@ class AsyncPartition(TaskStream[R]):
         turns: Turns,
         failed: Callable[[BaseException], object],
     ) -> None:
+        options = options._replace(name=assignment.fence.group, partition=assignment.fence.partition)
         super().__init__(Progress(assignment.window, options), options, handle, None, dead_letter, turns.put)
         self._assignment = assignment
         self._failed = failed

@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from lastbit._threads import join_started
-from lastbit.streams._progress import EVERY, LOOK, Options, Progress, log
+from lastbit.streams._progress import EVERY, LOOK, NAME, Options, Progress, log
 from lastbit.streams._steps import run_steps
 from lastbit.streams._threaded import ThreadedStream
 from lastbit.streams._workers import Workers
@@ -52,6 +52,7 @@ def run_ordered(
     stuck_after: float = 60.0,
     on_stuck: Callable[[Any, float], object] | None = None,
     grace: float = 30.0,
+    name: str = NAME,
 ) -> None:
     """Handle each record of `source`, those of one key in order, and return when all are done.
 
@@ -81,11 +82,13 @@ def run_ordered(
 
     `on_stuck(offset, seconds)` is called once for an offset that has held the floor for `stuck_after` seconds; by
     default a warning is logged. After a failure, running handlers get `grace` seconds to finish. A handler that takes
-    longer is abandoned, and its ack does not affect the commit. Raises `WindowClosed` if the window was closed in the
-    meantime.
+    longer is abandoned, and its ack does not affect the commit. `name` is the stream's in `lastbit.streams.metrics`.
+    Raises `WindowClosed` if the window was closed in the meantime.
     """
-    options = Options(key, lanes, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck, grace).checked()
-    _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
+    options = Options(
+        key, lanes, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck, grace, name
+    ).checked()
+    _Run(Progress(window, options), options.checked(), handle, commit, dead_letter).run(source)
 
 
 class _Run(ThreadedStream[R]):
@@ -121,6 +124,7 @@ class _Run(ThreadedStream[R]):
                 self._end(committer)
         finally:
             self._over.set()
+            self._stream.leave_the_metrics()
         run_steps(self._stream.commit_at_the_end())
         if self._stream.failure is not None:
             raise self._stream.failure

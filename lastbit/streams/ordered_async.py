@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
-from lastbit.streams._progress import EVERY, Options, Progress, log
+from lastbit.streams._progress import EVERY, NAME, Options, Progress, log
 from lastbit.streams._steps import run_steps_async
 from lastbit.streams._tasks import Items, TaskStream, TaskWorkers, asynchronous, set_within
 from lastbit.streams.window import AckWindow
@@ -32,6 +32,7 @@ async def run_ordered_async(
     stuck_after: float = 60.0,
     on_stuck: Callable[[Any, float], object] | None = None,
     grace: float = 30.0,
+    name: str = NAME,
 ) -> None:
     """`run_ordered`, awaited: `handle` is a coroutine function, `commit` and `dead_letter` may be. `source` may be an
     asynchronous iterator; waiting for it is cancelled when the stream fails.
@@ -39,8 +40,10 @@ async def run_ordered_async(
     Handlers that don't end within `grace` seconds of a failure are cancelled; if this call itself is cancelled, they
     are cancelled at once. Their records stay outstanding. In both cases the safe floor is committed.
     """
-    options = Options(key, lanes, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck, grace).checked()
-    await _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
+    options = Options(
+        key, lanes, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck, grace, name
+    ).checked()
+    await _Run(Progress(window, options), options.checked(), handle, commit, dead_letter).run(source)
 
 
 class _Run(TaskStream[R]):
@@ -77,6 +80,7 @@ class _Run(TaskStream[R]):
             raise
         finally:
             self._over.set()
+            self._stream.leave_the_metrics()
             self._workers.stop()
             for task in (reader, *lanes):
                 task.cancel()
