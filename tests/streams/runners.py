@@ -20,9 +20,9 @@ def in_threads(source: Iterable[Any], handle: Callable[[Any], object], **options
 def in_tasks(source: Iterable[Any], handle: Callable[[Any], object], **options: Any) -> None:
     """Each call pauses, so that tasks alternate as threads would."""
 
-    async def handle_it(record: Any) -> None:
+    async def handle_it(record: Any) -> object:
         await asyncio.sleep(0)
-        handle(record)
+        return handle(record)
 
     async def items() -> AsyncIterator[Any]:
         for item in source:

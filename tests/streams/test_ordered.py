@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,6 +38,14 @@ EXAMPLES = 150 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
 
 class Broken(Exception):
     """Raised by handlers, sources and commits of these tests."""
+
+
+class Flaky(Exception):
+    """Raised by handlers whose record may be tried again."""
+
+
+def twice_more(error: Exception, tries: int) -> float | None:
+    return 0.0 if isinstance(error, Flaky) and tries < 3 else None
 
 
 def same(record: Any) -> Any:
@@ -85,8 +93,9 @@ def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_one
     run: Run, data: st.DataObject
 ) -> None:
     """A life ends through a handler, a commit (before or after it was stored) or the source. Each starts with the
-    snapshot that the last one stored, sometimes cut to a limit. No event of a key is handled before an earlier one, and
-    no event is handled again that the stored snapshot has as done."""
+    snapshot that the last one stored, sometimes cut to a limit. The first tries of some events fail, and are tried
+    again, or end a life too. No event of a key is handled before an earlier one, and no event is handled again that the
+    stored snapshot has as done."""
     keys = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=40), "keys")
     gaps = data.draw(st.lists(st.sampled_from([1, 1, 1, 2, 50]), min_size=len(keys), max_size=len(keys)), "gaps")
     log = {offset: (offset, key) for offset, key in zip(itertools.accumulate(gaps, initial=0), keys, strict=False)}
@@ -96,10 +105,14 @@ def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_one
     deaths = data.draw(
         st.lists(st.tuples(st.sampled_from(["handle", "commit", "stored", "source"]), st.integers(0, 30)), max_size=6)
     )
+    failures_left = data.draw(st.dictionaries(st.sampled_from(sorted(log)), st.integers(1, 4), max_size=4), "failures")
+    options: dict[str, Any] = {"lanes": lanes, "retry": data.draw(st.sampled_from([None, twice_more]), "retry")}
+    batch = data.draw(st.sampled_from([None, 1, 4]), "batch")
     handled: list[int] = []
     stored_snapshot = Snapshot()
 
-    for where, count in [*deaths, ("nothing", 0)]:
+    # A life without a death may end through a failure that is not tried again.
+    for where, count in [*deaths, *[("nothing", 0)] * (1 + sum(failures_left.values()))]:
         life = Life(where, count)
         window = AckWindow.restore(stored_snapshot, capacity=capacity)
         beginning = stored_snapshot
@@ -116,8 +129,21 @@ def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_one
             assert all(o in handled for o in log if o < offset and log[o][1] == key), "out of order"
             assert not beginning.done(offset), "handled again though the snapshot had it as done"
             life.passes("handle")
+            if failures_left.get(offset):
+                failures_left[offset] -= 1
+                raise Flaky(offset)
             handled.append(offset)
             done_here.append(offset)
+
+        def handle_batch(
+            records: list[tuple[int, int]], handle: Callable[[tuple[int, int]], None] = handle
+        ) -> list[tuple[tuple[int, int], Exception]]:
+            for place, record in enumerate(records):
+                try:
+                    handle(record)
+                except Flaky as error:
+                    return [(later, error) for later in records[place:]]
+            return []
 
         def commit(floor: int, life: Life = life, window: AckWindow = window, floors: list[int] = floors) -> None:
             nonlocal stored_snapshot
@@ -133,10 +159,16 @@ def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_one
                 yield item
 
         try:
-            run(source(), handle, key=lambda r: r[1], lanes=lanes, commit=commit, every=0.001, window=window)
+            options |= {"commit": commit, "window": window}
+            if batch is None:
+                run(source(), handle, key=lambda r: r[1], every=0.001, **options)
+            else:
+                run(source(), handle_batch, key=lambda r: r[1], every=0.001, batch=batch, **options)
         except (RecordFailed, Broken) as error:
-            ended_by = {"handle": RecordFailed, "source": Broken}
-            if not isinstance(error, ended_by.get(where, ())) or isinstance(error.__cause__, AssertionError):
+            expected_error = {"handle": RecordFailed, "source": Broken}.get(where, ())
+            if not isinstance(error, expected_error) and not isinstance(error.__cause__, Flaky):
+                raise
+            if isinstance(error.__cause__, AssertionError):
                 raise
             if isinstance(error, RecordFailed) and error.offset not in window.outstanding:
                 raise AssertionError("a record that failed was acked") from error
