@@ -346,6 +346,77 @@ for thread in threads:
 """
 
 
+TOLD = """
+import threading
+import time
+from types import SimpleNamespace
+from lastbit import Source
+from lastbit.processes import ProcessWorker
+
+# A stream that fails in its middle, and is run again.
+log = [(offset, {"order": offset % 5, "n": offset}) for offset in range(200)]
+store, handled, failures = {}, [], []
+def handle(event):
+    if event["n"] == 101 and not failures:
+        failures.append(event)
+        raise ConnectionError
+    handled.append(event)
+for _ in range(2):
+    try:
+        work(log, store, handle)
+    except Exception as error:
+        assert isinstance(error.__cause__, ConnectionError), error
+assert failures
+for order in range(5):
+    assert [event["n"] for event in handled if event["order"] == order] == list(range(order, 200, 5))
+
+# Two workers, of which one record fails each time; the others are handled once.
+shared, dead = [], []
+def read(partition, offset):
+    yield from ((n, {"order": partition, "n": n}) for n in range(offset, 3))
+    while True:
+        yield None
+def handle_shared(event):
+    if (event["order"], event["n"]) == (7, 1):
+        raise ValueError
+    shared.append((event["order"], event["n"]))
+quick = Backoff(first=0.01, tries=5)
+Backoff = lambda first, tries: quick
+for name in ("w1", "w2"):
+    arguments = (name, read, handle_shared, lambda event, error: dead.append(event["order"]))
+    threading.Thread(target=share, args=arguments, daemon=True).start()
+until = time.monotonic() + 60
+while (len(set(shared)) < 64 * 3 - 1 or not dead) and time.monotonic() < until:
+    time.sleep(0.01)
+assert set(shared) == {(order, n) for order in range(64) for n in range(3)} - {(7, 1)}
+assert set(dead) == {7}
+
+# A republisher that publishes everything twice.
+first = [SourceChain.decode(None).hop("reports", 0, offset) for offset in range(6)]
+messages = [
+    SimpleNamespace(offset=offset, robot="r", screws=2, headers={SourceChain.HEADER: chain.encode()})
+    for offset, chain in enumerate(first * 2)
+]
+count(0, messages, lambda floor: None)
+with Client() as client:
+    assert client.tally("screws").value("r") == 12
+
+    client.open(key="o1", sealed=True)
+    for copy in range(2):
+        client.append([
+            {"id": f"c{copy}", "type": "card.charged", "data": {"order": "o1"}},
+            {"id": f"r{copy}", "type": "item.reserved", "data": {"payload": {"order": "o1"}}},
+        ])
+    worker = ProcessWorker(ship, client, "w1", partitions=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    command = next(client.processes.follow())
+    assert (command.process, command.type, command.instance) == ("ship", "ship", "o1")
+    worker.stop()
+    thread.join()
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "after"),
     [
@@ -354,6 +425,7 @@ for thread in threads:
         ("consumer-groups", SHARED),
         ("tallies", TALLIED),
         ("processes", WORKED),
+        ("stories", TOLD),
         ("handlers", ""),
         ("patterns", ""),
     ],
