@@ -886,13 +886,6 @@ MOMENTS = range(6)
 """Iterations of the event loop after which something happens; each step of the stream takes fewer."""
 
 
-# Equivalent from Python 3.12 on.
-@mutant(
-    "a-reader-loses-its-cancellation",
-    "lastbit.streams._tasks:set_within",
-    "async with asyncio.timeout(seconds):\n    return await event.wait()",
-    "return await asyncio.wait_for(event.wait(), seconds)",
-)
 @pytest.mark.parametrize("failure", MOMENTS)
 @pytest.mark.parametrize("ack", MOMENTS)
 def test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks(failure: int, ack: int) -> None:
@@ -915,6 +908,13 @@ def test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks(failur
     asyncio.run(main())
 
 
+# Equivalent from Python 3.12 on.
+@mutant(
+    "a-reader-loses-its-cancellation",
+    "lastbit.streams._tasks:set_within",
+    "async with asyncio.timeout(seconds):\n    return await event.wait()",
+    "return await asyncio.wait_for(event.wait(), seconds)",
+)
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("cancellation", MOMENTS)
 @pytest.mark.parametrize("ack", MOMENTS)
