@@ -348,9 +348,7 @@ for thread in threads:
 
 TOLD = """
 import threading
-import time
 from types import SimpleNamespace
-from lastbit import Source
 from lastbit.processes import ProcessWorker
 
 # A stream that fails in its middle, and is run again.
@@ -371,7 +369,7 @@ for order in range(5):
     assert [event["n"] for event in handled if event["order"] == order] == list(range(order, 200, 5))
 
 # Two workers, of which one record fails each time; the others are handled once.
-shared, dead = [], []
+shared, dead, changed = [], [], threading.Condition()
 def read(partition, offset):
     yield from ((n, {"order": partition, "n": n}) for n in range(offset, 3))
     while True:
@@ -379,15 +377,19 @@ def read(partition, offset):
 def handle_shared(event):
     if (event["order"], event["n"]) == (7, 1):
         raise ValueError
-    shared.append((event["order"], event["n"]))
+    with changed:
+        shared.append((event["order"], event["n"]))
+        changed.notify_all()
+def bury(event, error):
+    with changed:
+        dead.append(event["order"])
+        changed.notify_all()
 quick = Backoff(first=0.01, tries=5)
 Backoff = lambda first, tries: quick
 for name in ("w1", "w2"):
-    arguments = (name, read, handle_shared, lambda event, error: dead.append(event["order"]))
-    threading.Thread(target=share, args=arguments, daemon=True).start()
-until = time.monotonic() + 60
-while (len(set(shared)) < 64 * 3 - 1 or not dead) and time.monotonic() < until:
-    time.sleep(0.01)
+    threading.Thread(target=share, args=(name, read, handle_shared, bury), daemon=True).start()
+with changed:
+    changed.wait_for(lambda: dead and len(set(shared)) == 64 * 3 - 1, 60)
 assert set(shared) == {(order, n) for order in range(64) for n in range(3)} - {(7, 1)}
 assert set(dead) == {7}
 

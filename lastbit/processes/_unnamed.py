@@ -1,7 +1,8 @@
-"""Counts the events that name no instance of a process, each once.
+"""Counts the events that name no instance of a process, none twice.
 
-All workers of a process read them, so the one that has partition 0 counts them. Its service knows up to which position
-they were counted: a count is added only if it begins there.
+All workers of a process read them, so the one that has partition 0 counts them. The service knows up to which position
+they were counted: a count is added only if it begins there. Those that a worker has read just before it is killed may
+be missing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ log = logging.getLogger("lastbit.processes")
 
 
 class UnnamedEvents:
-    """Those that this worker has read. `add` is called in the order of the positions after each `begin`."""
+    """The unnamed events that this worker has read. After each `begin`, `add` gets them in the order of their
+    positions."""
 
     def __init__(self, process: Process, calls: Processes) -> None:
         self._process = process
@@ -53,10 +55,15 @@ class UnnamedEvents:
 
     def report(self) -> None:
         """Add them to the service's count. Raises `ServiceError`, `ServiceUnreachable`."""
-        with self._lock:
-            while self._positions:
-                latest = self._positions[-1]
-                process = self._calls.count_unnamed(self._process.name, self._upto, latest, len(self._positions))
-                # Another worker may have counted up to another position.
-                self._upto = process.unnamed_upto
-                self._positions = [position for position in self._positions if position > self._upto]
+        while True:
+            with self._lock:
+                after, positions = self._upto, list(self._positions)
+            if not positions:
+                return
+            # Without the lock: the reader and new partitions must not wait for the service.
+            process = self._calls.count_unnamed(self._process.name, after, positions[-1], len(positions))
+            with self._lock:
+                if self._upto == after:  # no other call has begun anew, or reported
+                    # Another worker may have counted up to another position.
+                    self._upto = process.unnamed_upto
+                    self._positions = [position for position in self._positions if position > self._upto]

@@ -25,7 +25,7 @@ FIELDS: Final = {
 }
 """The fields in the data of the service's own events, by the first word of the type."""
 NESTED: Final = ("labels", "patch", "ranges", "data", "event")
-"""Those that have fields of their own."""
+"""Which of these fields have fields of their own."""
 
 Correlation = str | Callable[[Event], Any]
 
@@ -90,7 +90,7 @@ def _path(type: str, correlation: object) -> list[str]:
 
 
 def _values(data: Any, path: list[str]) -> Iterator[Any]:
-    """What is at the end of the path; a list on the way stands for each of its elements."""
+    """The values at the end of the path. If a field on the path holds a list, each of its elements is followed."""
     if isinstance(data, list):
         for element in data:
             yield from _values(element, path)

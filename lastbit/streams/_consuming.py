@@ -160,7 +160,7 @@ class Consumer(Generic[R]):
         self._partitions: dict[Held, Partition[R]] = {}
         self._ending: list[_Ending] = []
         self._late: list[Partition[R]] = []
-        """Those that were not drained in time."""
+        """The partitions that were not drained in time."""
         self._changed = threading.Condition()
         self._is_over = False
 

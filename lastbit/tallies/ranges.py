@@ -1,8 +1,8 @@
 """Counts messages by ranges: adds up what they bring, and says from which position of its source to which.
 
 What lies below the position that a source has reached was counted, by whomever. So if a range begins elsewhere, the
-service's answer has the position; what it covers is left out, and the remaining messages are a range from there. Sums
-are made anew each time, since the messages themselves wait until they are counted.
+service's answer has the position; what it covers is left out, and the remaining messages are a range from there. The
+messages themselves are kept until they are counted, so their sums can be computed again.
 
 A position is the offset of a message, with its child if it has one. All messages that a republisher makes of one have
 its offset, so a range may end between them.

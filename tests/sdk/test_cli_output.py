@@ -333,7 +333,7 @@ def test_failed_items_are_grouped_by_reason(lastbit: Lastbit, client: Client) ->
 
 
 def test_skipped_items_are_listed_like_failed_ones(lastbit: Lastbit, client: Client) -> None:
-    """Those that failed are not among them."""
+    """Failed items are not listed with them."""
     batch = client.open(items=200, group_size=64)
     number = str(batch.id)
     client.skip(batch.ids[60:70], "the customer has left")

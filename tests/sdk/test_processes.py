@@ -574,7 +574,7 @@ def test_events_without_an_instance_are_counted_once_and_logged_once(
         count += 7
         with working(url, process, f"w{round}", f"v{round}", every=0.05 if round % 2 else 60.0):
             issued(client, process, round + 1)
-            # Those that have no commit in time are reported, and committed, when their worker ends.
+            # In the other rounds no commit is due: the worker reports the events when it ends.
             if round % 2:
                 eventually(lambda: summary_of(client, "unnamed").unnamed, count)
         assert summary_of(client, "unnamed").unnamed == count
@@ -610,6 +610,38 @@ def test_events_without_an_instance_that_another_worker_reads_too_count_once(cli
     late.begin(summary_of(client, process.name).unnamed_upto)
     assert read(late, 5, 8, 9, 12) == 5
     assert read(early) == 5
+
+
+def test_the_reader_and_new_partitions_do_not_wait_while_events_are_reported(client: Client) -> None:
+    """The service may be away for long. What was begun anew meanwhile is kept."""
+    process = Process("unnamed-slowly", correlate("unnamed-slowly"), ship)
+    client.processes.define(process.name)
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    class Slow(Processes):
+        def count_unnamed(self, *arguments: Any) -> Any:
+            is_asked.set()
+            assert may_answer.wait(60)
+            return super().count_unnamed(*arguments)
+
+    unnamed = UnnamedEvents(process, Slow(client.driver))
+    unnamed.add(Event(3, "e3", "paid", None, None, None, datetime.now(UTC)))
+    reporter = threading.Thread(target=unnamed.report)
+    reporter.start()
+    assert is_asked.wait(60)
+
+    def go_on() -> None:
+        unnamed.begin(4)
+        unnamed.add(Event(5, "e5", "paid", None, None, None, datetime.now(UTC)))
+
+    others = threading.Thread(target=go_on, daemon=True)
+    others.start()
+    others.join(10)
+    is_waiting = others.is_alive()
+    may_answer.set()
+    reporter.join(60)
+    assert not is_waiting
+    assert summary_of(client, process.name).unnamed == 2
 
 
 def summary_of(client: Client, name: str) -> ProcessSummary:
