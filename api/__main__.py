@@ -295,7 +295,7 @@ def _greet(settings: Settings, database: str, port: int) -> None:
 
 def configuration(settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        "api.app:create",
+        f"{__package__}.app:create",
         factory=True,
         host=settings.host.strip("[]"),
         port=settings.port,

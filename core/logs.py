@@ -17,7 +17,7 @@ import structlog
 STANDARD: Final[dict[str, Any]] = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"structured": {"()": "core.logs.formatter"}},
+    "formatters": {"structured": {"()": f"{__name__}.formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured", "stream": "ext://sys.stderr"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import metadata
 
 
 def command(module: str, *words: str) -> str:
     """The command that runs `module` here: `lastbit-server migrate`, or in a checkout `python -m api migrate`."""
-    if "lastbit_server" not in sys.modules:
+    if __package__ == "core":
         return " ".join(["python -m", module, *words])
     name = [] if module == "api" else [module.removeprefix("jobs.")]
     return " ".join(["lastbit-server", *name, *words])

@@ -1,8 +1,9 @@
 """Build the two wheels in dist/: `lastbit`, the SDK and command line, and `lastbit-server`, the service and its jobs.
 
 Both are built in a temporary folder from the files that Git tracks, so nothing else of a checkout gets into them. The
-names in each wheel are compared with these files. Timestamps are those of the last commit, so the same source gives the
-same bytes.
+names in each wheel are compared with these files. In the wheel of the service, the programs are subpackages, so their
+imports are rewritten (see `subpackages`). Timestamps are those of the last commit, so the same source gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from scripts.constraints import ROOT
+from scripts.subpackages import rewritten
 
 PROGRAMS = ("api", "core", "jobs", "migrations", "senders")
-"""The packages of the service. Their names are too common for a user's site-packages."""
-APP = "lastbit_server/_app"
+"""The packages of the service. Their names are too common for a user's site-packages, so they become subpackages."""
+PARENT = "lastbit_server"
 
 
 def main(target: Path) -> list[Path]:
@@ -41,6 +43,8 @@ def wheel(layout: Mapping[str, str], target: Path) -> Path:
         for place, source in layout.items():
             (stage / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / source, stage / place)
+            if place == f"{PARENT}/{source}" and source.endswith(".py"):
+                (stage / place).write_text(rewritten((ROOT / source).read_text(), PROGRAMS, PARENT))
         if layout["pyproject.toml"] != "pyproject.toml":
             fill_in(stage / "pyproject.toml")
         path = build(stage, target)
@@ -57,7 +61,7 @@ def server() -> dict[str, str]:
     """The files of the server's project, each with its source."""
     files = {path.removeprefix("packaging/server/"): path for path in tracked("packaging/server")}
     files |= {path: path for path in tracked("lastbit_server", "LICENSE")}
-    return files | {f"{APP}/{path}": path for path in tracked(*PROGRAMS)}
+    return files | {f"{PARENT}/{path}": path for path in tracked(*PROGRAMS)}
 
 
 def tracked(*paths: str) -> list[str]:

@@ -251,7 +251,7 @@ def test_nothing_can_be_installed(image: Image, python: str, installer: str) -> 
     assert f"No module named {installer}" in image.run(python, "-m", installer).stderr
 
 
-@pytest.mark.parametrize("path", [f"/{SITE}/lastbit_server/_app/api/new.py", "/venv/new", "/etc/new", "/new"])
+@pytest.mark.parametrize("path", [f"/{SITE}/lastbit_server/api/new.py", "/venv/new", "/etc/new", "/new"])
 def test_nothing_can_be_written(image: Image, path: str) -> None:
     """Except in the volume and in /tmp."""
     process = image.run("python", "-c", f"open({path!r}, 'w')")

@@ -23,12 +23,18 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import core.errors
+import lastbit_server
 from api.__main__ import GRACE
-from lastbit import Client, Retry
+from lastbit import Client, Retry, _server
 from scripts import dist
+from tests import mutants
+from tests.mutants import mutant
 from tests.support.dockerfile import copied, instructions, let_in, stages
 from tests.support.servers import ROOT, free_port
 from tests.support.wheels import repack, with_dependencies
+
+mutants.from_environment()
 
 SERVER = ("lastbit", "core", "senders", "migrations", "jobs", "api")
 OUTSIDE_OF_THE_WHEEL = ("core", "senders", "api", "jobs", "migrations", "tests", "examples")
@@ -130,16 +136,66 @@ def test_the_installed_command_runs(sdk_python: Path) -> None:
 
 
 def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path]) -> None:
-    """Each tracked file of the programs, with pages and migrations; no tests, and no top-level `api`."""
+    """Each tracked file of the programs, with pages and migrations, as its subpackages; no tests."""
     names = {name for name in zipfile.ZipFile(wheels[1]).namelist() if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"lastbit_server"}
     for package in dist.PROGRAMS:
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
-        assert {f"{dist.APP}/{file}" for file in files} <= names
-    assert {f"{dist.APP}/api/page/index.html", f"{dist.APP}/migrations/script.py.mako"} <= names
+        assert {f"lastbit_server/{file}" for file in files} <= names
+    assert {"lastbit_server/api/page/index.html", "lastbit_server/migrations/script.py.mako"} <= names
     metadata = zipfile.ZipFile(wheels[1]).read("lastbit_server-0.1.0.dist-info/METADATA").decode()
     assert "Requires-Dist: lastbit[cli]==0.1.0" in metadata
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
+
+
+def test_a_checkouts_programs_are_found_by_their_names() -> None:
+    """There they are at the top level."""
+    assert lastbit_server.program("core.errors") is core.errors
+    assert _server.program("core.errors") is core.errors
+
+
+@pytest.fixture(scope="module")
+def server_python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with both wheels."""
+    return install(tmp_path_factory.mktemp("environment"), *wheels)
+
+
+USERS = "\n".join(f"import {package}; assert {package}.OWNER == 'user'" for package in dist.PROGRAMS)
+OURS = """
+before = sys.path.copy()
+from lastbit._server import program
+with program("core.storage.database").Database(sys.argv[1]) as database:
+    program("core.storage.schema").migrate(database)
+    database.read(program("core.storage.schema").check)
+import lastbit_server
+for module in pkgutil.walk_packages(lastbit_server.__path__, "lastbit_server."):
+    if module.name != "lastbit_server.migrations.env":  # Alembic runs it
+        importlib.import_module(module.name)
+assert program("api.app").__name__ == "lastbit_server.api.app"
+assert sys.path == before
+"""
+
+
+@mutant(
+    "the-wheel-imports-the-users-packages",
+    "scripts.dist:wheel",
+    'place == f"{PARENT}/{source}" and source.endswith(".py")',
+    "False",
+    case="user's",
+)
+@pytest.mark.parametrize(("earlier", "later"), [(USERS, OURS), (OURS, USERS)], ids=["user's", "ours"])
+def test_a_users_process_has_our_programs_beside_packages_of_its_own(
+    server_python: Path, tmp_path: Path, earlier: str, later: str
+) -> None:
+    """Packages called `core`, `api` and so on, as in many projects: whichever is imported first, each module of the
+    wheel can be imported, none of them is a user's, and the schema can be migrated."""
+    for package in dist.PROGRAMS:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("OWNER = 'user'")
+    program = tmp_path / "program.py"
+    program.write_text(f"import importlib, pkgutil, sys\n{earlier}\n{later}\n{USERS}")
+    process = run(server_python, program, f"sqlite:///{tmp_path}/lastbit.db", PYTHONPATH=sysconfig.get_path("purelib"))
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.nightly
@@ -147,11 +203,11 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
 def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     wheels: list[Path], tmp_path: Path, workers: str
 ) -> None:
-    """Other packages called `api` and `core`, in site-packages and in the working directory, are neither imported nor
+    """Packages called `api`, `core` and so on, in site-packages and in the working directory, are neither imported nor
     replaced."""
     python = install(tmp_path / "environment", *wheels)
     for folder in (tmp_path, purelib(python)):
-        for package in ("api", "core"):
+        for package in dist.PROGRAMS:
             (folder / package).mkdir()
             (folder / package / "__init__.py").write_text("raise SystemExit('another package was imported')")
     environment = own_environment(
@@ -174,6 +230,7 @@ def test_the_installed_server_runs_next_to_packages_with_the_same_names(
         for words, output in (
             (["check"], "database"),
             (["janitor"], '"expired"'),
+            (["dispatcher", "--once"], ""),
             (["openapi"], '"openapi": "3.1.0"'),
             (["migrate"], ""),
         ):

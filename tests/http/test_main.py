@@ -64,14 +64,14 @@ def test_an_old_schema_is_refused_with_the_command_that_migrates_it(mariadb_url:
         (
             ["serv"],
             "'serv' is not one of serve, migrate, check, openapi; "
-            "the jobs are lastbit-server janitor, lastbit-server dispatcher",
+            "the jobs are python -m jobs.janitor, python -m jobs.dispatcher",
         ),
     ],
 )
 def test_a_misspelled_option_or_command_is_named(arguments: list[str], problem: str) -> None:
     result = run_module("lastbit_server", *arguments)
     assert result.returncode == 2
-    assert result.stderr.endswith(f"lastbit-server: error: {problem}\n")
+    assert result.stderr.endswith(f"python -m api: error: {problem}\n")
 
 
 @pytest.mark.parametrize("command", [["check", "--json"], ["check"], ["openapi"]])

@@ -43,3 +43,12 @@ def test_airflow_is_imported_with_the_first_name() -> None:
     assert process.returncode == 1
     assert "MissingExtra: lastbit.integrations.airflow needs more than the bare client" in process.stderr
     assert "pip install 'lastbit[airflow]'" in process.stderr
+
+
+def test_the_service_in_ones_own_process_is_an_extra() -> None:
+    """When its first module is wanted."""
+    program = "import sys; sys.modules['lastbit_server'] = None; from lastbit import _server; _server.program('core')"
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    assert "MissingExtra: lastbit.embedded needs more than the bare client" in process.stderr
+    assert "pip install 'lastbit[embedded]'" in process.stderr
