@@ -23,7 +23,7 @@ from api.access.tokens import LOOK_EVERY, Tokens
 from api.acks.queue import AckQueue
 from api.acks.routes import AckRoutes
 from api.limits import Limits
-from api.metrics import DatabaseGauges
+from api.metrics import DatabaseGauges, omit_creation_times
 from api.openapi import VERSION, openapi
 from api.routes import (
     batches,
@@ -80,6 +80,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(settings.log_level)  # a worker process doesn't run `api.__main__`
+        omit_creation_times()
         database = Database(settings.database_url)
         if database.is_embedded:
             schema.migrate(database)

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
@@ -89,6 +98,12 @@ class DatabaseGauges(Collector):
             "lastbit_database_up", "Whether the database answered this scrape", families is not None
         )
         yield from families or ()
+
+
+def omit_creation_times() -> None:
+    """Expose no second series for each counter, with its creation time. Applies to all metrics of the process, so it is
+    for one that is the service's own."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def exposition(database: DatabaseGauges) -> bytes:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import Counter, Histogram, disable_created_metrics
+from prometheus_client import Counter, Histogram
 
 from core.errors import Fault
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, with its creation time
 
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 

@@ -20,6 +20,7 @@ from core.storage import schema
 from core.storage.database import Database
 from tests.http.test_acks import bits, send
 from tests.http.test_batches import open_batch
+from tests.mutants import mutant
 from tests.support.exposition import eventually, families, value
 from tests.support.servers import ROOT, MariaDB, running_service, sqlite_file
 
@@ -83,6 +84,13 @@ def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
     assert str(batch) not in {
         sample.labels["route"] for sample in families(http)["lastbit_http_request_seconds"].samples
     }
+
+
+@mutant("creation-times-are-exposed", "api.app:create", "omit_creation_times()", "None")
+def test_a_counter_is_one_series(http: httpx.Client) -> None:
+    """Without that of its creation time, which nothing reads."""
+    assert "lastbit_acks_total" in families(http)
+    assert not [name for name in families(http) if name.endswith("_created")]
 
 
 @pytest.fixture
