@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import pytest
 
-from scripts import subpackages
+from scripts import dist, subpackages
 from tests import mutants
 from tests.mutants import mutant
+from tests.support.servers import ROOT
 
 mutants.from_environment()
 
@@ -62,3 +66,16 @@ def test_a_layout_that_no_formatter_writes_is_refused() -> None:
     """It would be rewritten at the wrong place."""
     with pytest.raises(SystemExit, match="line 2 "):
         subpackages.rewritten("\nfrom  core import errors", PACKAGES, "ours")
+
+
+def test_no_text_names_a_module() -> None:
+    """It would have another name in the wheel. The jobs are named as the commands that a user of the checkout types."""
+    module = re.compile(rf"(?:{'|'.join(dist.PROGRAMS)})(?:\.\w+)+(?::\w+)?")
+    texts = {
+        node.value
+        for path in dist.tracked(*dist.PROGRAMS)
+        if path.endswith(".py")
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and module.fullmatch(node.value)
+    }
+    assert texts == {"jobs.janitor", "jobs.dispatcher"}
