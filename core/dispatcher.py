@@ -50,6 +50,7 @@ from core.batches import descendants
 from core.commits.combiner import Combiner
 from core.commits.operation import Done
 from core.commits.pending import Mailbox, Pending, call_receiver
+from core.enlisted import mover
 from core.processes import timers
 from core.storage.database import Database
 from core.storage.job_runs import JobRuns
@@ -158,7 +159,7 @@ class Dispatcher:
         self._due_times = DueTimes(database, timedelta(seconds=backoff.longest))
 
     def run_once(self) -> int:
-        """Run one round. Return the number of sends that it started plus the number of parents that it updated; at
+        """Run one round. Return the number of sends that it started plus the number of batches that it updated; at
         least 1 if something is left to plan or to claim. If the database is unavailable, the remaining work is left to
         the next round. Raises `errors.Unavailable` if the system doesn't allow the threads."""
         self._start_threads()
@@ -188,9 +189,10 @@ class Dispatcher:
         due = self._database.read(deliveries.is_due, self._partitions)
         claims = self._claim() if due else 0
         # After the sends were started. The resulting events are sent in the next round.
+        moved = mover.sweep(self._database, seconds=SWEEP).batches
         ended = descendants.sweep(self._database, seconds=SWEEP).ended
         resolved = parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
-        return claims + ended + resolved + is_behind
+        return claims + len(moved) + ended + resolved + is_behind
 
     def _start_threads(self) -> None:
         """Start a thread of each kind, unless it is running. Raises `errors.Unavailable`."""

@@ -10,6 +10,10 @@ The event of a state change is appended in the same transaction, so either both 
 change, such as `batch:7:completed`, and is unique, so a change has only one event. (A change that was undone by a
 reopen or a repair may happen again; its id then ends with the batch's generation.)
 
+A transaction of a caller may last for seconds, and must not hold the head (see `core.enlisted`). It leaves its events
+in an outbox. Whoever appends an event of a batch moves those of the same batch that wait there first, under the lock of
+the batch's row: so the events of a batch are in the order of its transitions.
+
 Trimming first commits the position up to which events will be removed, then removes them in chunks from below. So a
 late reader gets an error, and no reader sees a gap.
 """
@@ -34,7 +38,7 @@ from core.consumer_groups.positions import Fence
 from core.storage import dialects, limits, statements, tables
 from core.storage.database import APPENDED, Database, after_commit
 from core.storage.lock_order import HEAD
-from core.storage.statements import Pipeline, as_text, as_time, inserts
+from core.storage.statements import LIST, Answer, Pipeline, as_text, as_time, chunks, inserts
 from core.traces import TraceContext
 
 CHUNK: Final = 1000
@@ -119,25 +123,82 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
     after it."""
     if not events:
         return range(0)
-    position = lock(tx)
+    before = 0
+
+    def own(position: int) -> Sequence[NewEvent]:
+        nonlocal before
+        before = position
+        return events
+
     pipeline = Pipeline(tx)
-    _insert(pipeline, events, position)
+    write(pipeline, own, batches={event.batch for event in events if event.batch is not None})
     pipeline.flush()
-    return range(position + 1, position + 1 + len(events))
+    return range(before + 1, before + 1 + len(events))
 
 
 def write(
-    pipeline: Pipeline, own: Callable[[int], Sequence[NewEvent]], look: Callable[[], object] = lambda: None
+    pipeline: Pipeline,
+    own: Callable[[int], Sequence[NewEvent]],
+    look: Callable[[], object] = lambda: None,
+    *,
+    batches: Collection[int] = (),
 ) -> None:
     """Append events whose ids are new. One round trip runs the waiting statements, locks the head, and runs the queries
     that `look` adds; then `own(position)` returns the events, whose positions follow that one. The transaction must
-    lock nothing after that. The statements that write wait in the pipeline."""
+    lock nothing after that. The statements that write wait in the pipeline.
+
+    `batches`: existing ones that these events may belong to, under the locks of their rows. Their events that wait in
+    the outbox come first."""
     head = pipeline.query(HEAD + dialects.of(pipeline.tx).for_update())
+    waiting = pipeline.query_keys(
+        batches,
+        lambda part: (
+            f"SELECT id, batch_id, events FROM event_outbox WHERE batch_id IN ({','.join(map(str, part))}) "  # noqa: S608
+            "ORDER BY id"
+        ),
+    )
     look()
     position: int = head.rows()[0][0]
-    new = own(position)
+    new = _taken(pipeline, waiting)
+    new += own(position + len(new))
     if new:
         _insert(pipeline, new, position)
+
+
+def leave(pipeline: Pipeline, events: Sequence[NewEvent], table: str = "event_outbox") -> None:
+    """Let the next round trip leave events of batches in the outbox, in this order: for a transaction that must not
+    lock the head. Until they are in the feed, no later event of the same batch is. `table` is the outbox's name."""
+    by_batch: dict[int, list[NewEvent]] = {}
+    for event in events:
+        assert event.batch is not None
+        by_batch.setdefault(event.batch, []).append(event)
+    literal = dialects.of(pipeline.tx).literal
+    rows = [f"({batch},{literal(_left(own))})" for batch, own in sorted(by_batch.items())]
+    pipeline.later(*inserts(table, "batch_id, events", rows))
+
+
+def _left(events: Sequence[NewEvent]) -> str:
+    """The content of a row of the outbox."""
+    contents = []
+    for event in events:
+        contexts = [
+            None if trace is None else [trace.traceparent, trace.tracestate] for trace in (event.trace, event.trigger)
+        ]
+        contents.append([event.id, event.type, event.key, event.data, *contexts])
+    return json.dumps(contents, ensure_ascii=False)
+
+
+def _taken(pipeline: Pipeline, waiting: Answer) -> list[NewEvent]:
+    """Remove these rows of the outbox, and return their events."""
+    events: list[NewEvent] = []
+    rows = waiting.rows()
+    for _, batch, content in rows:
+        for id, type, key, data, *contexts in json.loads(content):
+            trace, trigger = [None if context is None else TraceContext(*context) for context in contexts]
+            events.append(NewEvent(id, type, key, data, batch, trace, trigger))
+    for part in chunks([row[0] for row in rows], LIST):
+        pipeline.later(f"DELETE FROM event_outbox WHERE id IN ({','.join(map(str, part))})")  # noqa: S608
+    return events
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -21,6 +21,7 @@ from core.batches import batch as batches
 from core.batches import callbacks, descendants, expiry, nesting
 from core.batches.expiry import Policy
 from core.batches.lifecycle import Cause, State
+from core.enlisted import mover
 from core.processes import definitions, retention
 from core.storage import commit_marks
 from core.storage.database import Database
@@ -68,6 +69,7 @@ def run_once(
     report = Report(dry_run)
     stuck = parents.Stuck()
     if not dry_run:
+        mover.sweep(database)  # what waits may be what keeps a batch from being idle
         report.children = descendants.sweep(database).ended
         report.parents = parents.sweep(database, stuck_parents=stuck)
 

@@ -26,8 +26,11 @@ from core.storage.database import Database
 from core.storage.statements import Pipeline
 
 
-def flush(tx: Connection, operations: Sequence[Operation], kinds: Sequence[type[Kind]]) -> list[Done]:
-    """Apply the operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run again."""
+def flush(
+    tx: Connection, operations: Sequence[Operation], kinds: Sequence[type[Kind]], outbox: str | None = None
+) -> list[Done]:
+    """Apply the operations. The caller commits. With the name of an `outbox`, events are left there, and the head isn't
+    locked (see `feed.leave`). Raises `faults.BeginAgain` if the transaction must be run again."""
     pipeline = Pipeline(tx)
     parts = [
         kind(pipeline, chosen)
@@ -51,8 +54,10 @@ def flush(tx: Connection, operations: Sequence[Operation], kinds: Sequence[type[
         for part in parts:
             part.look()
 
-    if any(part.has_events() for part in parts):
-        feed.write(pipeline, events, look)
+    if outbox is not None:
+        feed.leave(pipeline, events(0), outbox)
+    elif any(part.has_events() for part in parts):
+        feed.write(pipeline, events, look, batches={batch for part in parts for batch in part.batches()})
     else:
         events(0)
     pipeline.finish()

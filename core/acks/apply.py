@@ -29,6 +29,7 @@ class Seen(NamedTuple):
     group_size: int
     items: int
     journal_next: int
+    no_journal: bool
     children: int
     owes: bool
     """It has ended, and owes its parent's item an ack or a failure."""
@@ -81,7 +82,9 @@ class FlushState:
         for id, row in rows.items():
             if row.state != State.DELETING:
                 self.locked_rows[id] = row
-                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next, row.children, row.owes)
+                self.seen[id] = Seen(
+                    row.state, row.group_size, row.items, row.journal_next, row.no_journal, row.children, row.owes
+                )
 
     def issued(self, batch: int, group: int) -> int:
         """The number of items of the group that have been issued."""

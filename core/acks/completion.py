@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
@@ -23,6 +24,7 @@ from core.batches.history import Point
 from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.batches.settle import Standing, Transition
 from core.batches.tolerance import OnExceeded, Tolerance
+from core.bits import group_rows
 from core.storage import dialects, faults, statements, tables
 from core.storage.row_codec import RowCodec
 from core.storage.statements import Answer, Pipeline
@@ -41,6 +43,8 @@ class BatchDelta:
     skipped: int = 0
     filled: bool = False
     """A group became full."""
+    is_moved: bool = False
+    """The changes were committed earlier (see `core.enlisted`), so they count in any state, and no unit made them."""
     last_resolver: Unit | None = None
     """The last unit that resolved a pending item. If the batch completes, this unit completed it."""
     last_changer: Unit | None = None
@@ -83,12 +87,15 @@ def write(
     locked_rows: dict[int, Row],
     refusals: Mapping[int, int],
     inserts: Sequence[str] = (),
+    missing: Mapping[int, Collection[int]] = MappingProxyType({}),
 ) -> dict[int, Verdict]:
     """Lock the rows of changed batches that aren't in `locked_rows`, check their states again, execute `inserts`, and
     write the new counts and states. The statements that wait in `pipeline` are executed in the same round trips; the
     last ones wait there afterwards. Returns the verdicts, including those on complete batches among `repeats`: batches
     in which all items were repeats.
-    `refusals`: batches with items rejected as never issued → the number of issued items at that time.
+    `refusals`: batches with items rejected as never issued → the number of issued items at that time. `missing`: groups
+    of batches in which callers ack, that had no row before. Under the lock nobody else inserts them, but a caller may
+    hold one that was inserted since.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled or a parent, or has grown since items
     of it were rejected; `errors.InconsistentBatch`.
@@ -100,6 +107,10 @@ def write(
         delta_rows, repeat_rows = locked_rows | newly_locked, locked_rows | read
         all_rows = delta_rows | repeat_rows
         if any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items()):
+            raise faults.BeginAgain
+    if missing:
+        text = f"SELECT 1 FROM item_groups WHERE {group_rows.among(missing)}"  # noqa: S608
+        if pipeline.query(text).rows():
             raise faults.BeginAgain
     verdicts = _look_again(pipeline.tx, repeat_rows, repeats) if repeats else {}
     pipeline.later(*inserts)
@@ -146,6 +157,7 @@ class Row(NamedTuple):
     full_prefix: int
     group_size: int
     journal_next: int
+    no_journal: bool
     children: int
     tolerated_failures: int | None
     tolerated_failure_percentage: int | None
@@ -213,7 +225,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
     touched = f"{dialect.greatest}(updated_at, {dialect.now})"
     for batch, delta in sorted(deltas.items()):
         row = rows_by_id.get(batch)
-        if row is None or row.state not in TAKES_ACKS:
+        if row is None or (row.state not in TAKES_ACKS and not delta.is_moved):
             raise faults.BeginAgain
         before = row.standing
         change = before._replace(
@@ -264,11 +276,9 @@ def _columns(row: Row, delta: BatchDelta, transition: Transition) -> dict[str, A
     if transition.is_quiet:
         return columns
     columns |= transition.columns(_NOW, is_nested=False, has_children=row.children > 0)
-    if transition.completed:
-        assert delta.last_resolver is not None
+    if transition.completed and delta.last_resolver is not None:
         columns["completed_by"] = delta.last_resolver.call.fingerprint()
-    if transition.succeeded:
-        assert delta.last_changer is not None
+    if transition.succeeded and delta.last_changer is not None:
         columns["succeeded_by"] = delta.last_changer.call.fingerprint()
     return columns
 
@@ -295,7 +305,7 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
         pipeline.later(*batches.ROWS.updates(dialect, debts))
         return new
 
-    feed.write(pipeline, events)
+    feed.write(pipeline, events, batches=[verdict.id for verdict in verdicts])
 
 
 def _check(batch: int, change: Standing, delta: BatchDelta) -> None:
@@ -306,7 +316,7 @@ def _check(batch: int, change: Standing, delta: BatchDelta) -> None:
         raise errors.InconsistentBatch(
             batch, f"{acked} acked, {failed} failed and {skipped_count} skipped of {change.items} items"
         )
-    if change.complete and delta.last_resolver is not None:
+    if change.complete and delta.resolved:
         raise errors.InconsistentBatch(batch, "it is complete, but an issued item was pending")
 
 

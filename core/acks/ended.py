@@ -30,10 +30,11 @@ def judge(tx: Connection, batch: int, look: Seen, units: Sequence[Unit]) -> dict
     unread = None if look.journal_next else ()
     recent = journal.catch_up(tx, batch, look.group_size, None, look.journal_next, unread)
     journal.fetch(tx, batch, look.group_size, recent, numbers)
-    return {unit: _outcome(unit, look, recent.groups) for unit in units}
+    return {unit: outcome(unit, look, recent.groups) for unit in units}
 
 
-def _outcome(unit: Unit, look: Seen, groups: Mapping[int, Group]) -> Outcome:
+def outcome(unit: Unit, look: Seen, groups: Mapping[int, Group]) -> Outcome:
+    """The outcome of a unit of a batch that has ended, whose groups are given."""
     outcome = Outcome()
     reason, group_size = str(look.state), look.group_size
     settled = {number: _settled(groups[number], unit.verb) for number in unit.groups()}

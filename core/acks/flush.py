@@ -44,6 +44,10 @@ its bits, and the counts in memory must be the same (see `cache`).
 *Acks arrive out of order*, so that each bit is in a different row. Such batches are journaled: their transactions lock
 the batch row and no groups, and write the resolved items to the journal (see `journal`).
 
+*A caller acks in its own transaction at the same time* (see `core.enlisted`). It locks groups and never the row of the
+batch, so it wouldn't notice that the batch becomes journaled. So the batch is marked before (`no_journal`), under the
+lock of its row, and a flush that takes it for a journaled one finds that mark under this lock.
+
 *Deadlocks.* The existing rows of all groups are locked by one statement, then those of all batches by another one. Only
 then rows are inserted, or groups of journaled batches written (see `lock_order`).
 
@@ -120,6 +124,7 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
         state.locked_rows,
         state.refused_batches(units, outcomes),
         [*new_groups, *new_reasons],
+        _missing_beside_callers(state),
     )
     for batch, numbers in state.changed.items():
         if batch not in state.journal_states:
@@ -135,9 +140,10 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     for outcome, rest in zip(outcomes, rests, strict=True):
         outcome.rest = rest
     pipeline.finish()
+    uncached = state.journal_states.keys() | {batch for batch, look in state.seen.items() if look.no_journal}
     groups = state.groups
-    if state.journal_states:
-        groups = {key: group for key, group in groups.items() if key[0] not in state.journal_states}
+    if uncached:
+        groups = {key: group for key, group in groups.items() if key[0] not in uncached}
     owing = {batch for batch, verdict in verdicts.items() if verdict.owes}
     owing |= {batch for batch, look in state.seen.items() if look.owes}
     return Flushed(outcomes, groups, state.journal_states, era, sorted(owing))
@@ -195,6 +201,10 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
     if any(look.children for look in state.seen.values()) and not little:
         # Which items are held is decided under the lock of the batch row, before anything is applied.
         state.take(completion.rows(completion.ask(pipeline, state.seen, locking)))
+    never_journaled = [batch for batch in journal_states if batch in state.seen and state.seen[batch].no_journal]
+    if never_journaled:
+        cache.keep_groups(never_journaled)
+        raise faults.BeginAgain
     newly_journaled = [batch for batch, look in state.seen.items() if look.journal_next and batch not in journal_states]
     if newly_journaled:
         cache.journal(newly_journaled)
@@ -249,14 +259,16 @@ def _is_little(units: Sequence[Unit]) -> bool:
 def _look(pipeline: Pipeline, batches: Collection[int]) -> Answer:
     """Let the next round trip read these batches without a lock; for `_seen`."""
     source = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
-    columns = ("id", "state", "group_size", "items", "journal_next", "children", completion.OWES)
+    columns = ("id", "state", "group_size", "items", "journal_next", "no_journal", "children", completion.OWES)
     return pipeline.query(*([statements.select(pipeline.tx, columns, source, len(batches))] if batches else []))
 
 
 def _seen(answer: Answer) -> dict[int, Seen]:
     return {
-        int(batch): Seen(state, int(size), int(items), int(journal_next), int(children), bool(int(owes)))
-        for batch, state, size, items, journal_next, children, owes in answer.records()
+        int(batch): Seen(
+            state, int(size), int(items), int(journal_next), bool(int(no_journal)), int(children), bool(int(owes))
+        )
+        for batch, state, size, items, journal_next, no_journal, children, owes in answer.records()
         if state != State.DELETING
     }
 
@@ -343,14 +355,24 @@ def _look_for_children(tx: Connection, state: FlushState, units: Sequence[Unit],
         state.held.setdefault((batch, group), {})[index] = holder
 
 
+def _missing_beside_callers(state: FlushState) -> dict[int, list[int]]:
+    """The changed groups without a row, in batches in which callers ack too."""
+    missing: dict[int, list[int]] = {}
+    for batch, number in state.missing:
+        if state.seen[batch].no_journal and number in state.changed.get(batch, ()):
+            missing.setdefault(batch, []).append(number)
+    return missing
+
+
 def _scattered(state: FlushState) -> list[int]:
     """The batches that should be journaled from now on."""
     candidates = []
     for batch, numbers in state.changed.items():
         groups = len(numbers)
-        if groups < journal.SCATTERED or batch in state.journal_states:
+        look = state.seen[batch]
+        if groups < journal.SCATTERED or look.no_journal or batch in state.journal_states:
             continue
-        delta, look = state.deltas[batch], state.seen[batch]
+        delta = state.deltas[batch]
         if journal.is_worthwhile(look.group_size, -(-look.items // look.group_size), groups, delta.resolved):
             candidates.append(batch)
     return candidates
@@ -365,7 +387,7 @@ def _load(tx: Connection, state: FlushState, cache: BitfieldCache, groups: Seque
         if key not in state.missing:
             continue  # all items of this group were rejected
         state.missing.discard(key)
-        group = cache.take(key, version)
+        group = None if state.seen[batch].no_journal else cache.take(key, version)
         if group is None and version == (state.seen[batch].group_size, 0, 0):
             group = bitfield.Group.full(version[0])
         if group is None:

@@ -63,6 +63,8 @@ class Batch:
     completed_by: bytes | None = None
     succeeded_by: bytes | None = None
     journal_next: int = 0
+    no_journal: bool = False
+    """Its bits never enter a journal, as transactions of callers lock its groups alone (see `core.enlisted`)."""
     generation: int = 0
     """How often it came back from an end, or was repaired: a part of the ids of its events from then on."""
     children: int = 0
@@ -322,7 +324,7 @@ def lock_all(tx: Connection, ids: Collection[int], *, skip_locked: bool = False)
         ids,
         lambda part: dialect.select(
             ROWS.expressions(dialect),
-            f"{dialect.by_primary_key('batches')} WHERE id IN ({','.join(map(str, part))}) "
+            f"{dialect.by_primary_key(dialect.name(tx, 'batches'))} WHERE id IN ({','.join(map(str, part))}) "
             f"ORDER BY id{dialect.for_update()}{skip}",
             0,
         ),

@@ -16,8 +16,8 @@ from sqlalchemy.engine import Connection
 
 from core import feed
 from core.batches.lifecycle import State
-from core.storage import dialects, tables
-from core.storage.statements import LIST, Pipeline, chunks, inserts
+from core.storage import dialects, statements, tables
+from core.storage.statements import LIST, Pipeline, as_text, chunks, inserts
 
 DEFAULT_TYPES: Final = tuple(
     f"{feed.BATCH}.{name}" for name in sorted(("completed", "succeeded", State.EXPIRED, State.CANCELLED))
@@ -62,11 +62,12 @@ def insert(pipeline: Pipeline, new: Mapping[int, tuple[Callback, str]]) -> dict[
     for batch, (callback, secret) in new.items():
         texts = map(dialect.literal, (callback.url, json.dumps(callback.types), secret))
         rows.append(f"({','.join(texts)},'{ACTIVE}',0,{batch},{lane_of(callback.url)},{now})")
-    pipeline.later(*inserts("webhooks", "url, types, secret, state, position, batch_id, lane, created_at", rows))
+    table = dialect.name(pipeline.tx, "webhooks")
+    pipeline.later(*inserts(table, "url, types, secret, state, position, batch_id, lane, created_at", rows))
     inserted = pipeline.query_keys(
         new,
         lambda part: (
-            f"SELECT batch_id, id FROM webhooks WHERE batch_id IN ({','.join(map(str, part))})"  # noqa: S608
+            f"SELECT batch_id, id FROM {table} WHERE batch_id IN ({','.join(map(str, part))})"  # noqa: S608
         ),
     )
     ids = {batch: id for batch, id in inserted.rows()}  # noqa: C416
@@ -81,12 +82,16 @@ def lane_of(url: str) -> int:
 
 def of_batches(tx: Connection, batches: Collection[int]) -> dict[int, Issued]:
     """The callbacks of these batches; those without one are left out."""
-    found: dict[int, Issued] = {}
-    for part in chunks(sorted(batches), LIST):
-        query = sa.select(_table.batch_id, _table.id, _table.url, _table.types, _table.secret)
-        for row in tx.execute(query.where(_table.batch_id.in_(part))):
-            found[row.batch_id] = Issued(row.id, row.url, tuple(json.loads(row.types)), row.secret)
-    return found
+    table = dialects.of(tx).name(tx, "webhooks")
+    texts = [
+        f"SELECT batch_id, id, url, types, secret FROM {table} WHERE batch_id IN ({','.join(map(str, part))})"  # noqa: S608
+        for part in chunks(sorted(batches), LIST)
+    ]
+    return {
+        batch: Issued(id, as_text(url) or "", tuple(json.loads(types)), as_text(secret) or "")
+        for rows in statements.run(tx, *texts)
+        for batch, id, url, types, secret in rows
+    }
 
 
 def _id(tx: Connection, batch: int) -> int | None:

@@ -32,7 +32,7 @@ from sqlalchemy.engine import Connection
 from core import errors
 from core.batches.lifecycle import LIVE, State, Verb, judge
 from core.bits import items
-from core.storage import statements, tables
+from core.storage import dialects, faults, statements, tables
 from core.storage.statements import LIST, Pipeline, chunks
 from lastbit.ids import ItemId
 
@@ -43,6 +43,7 @@ _CONDITIONS: Final = 50
 _PLACE: Final = "body.parent"
 
 _batches = tables.batches.c
+_groups = tables.item_groups.c
 
 
 class Due(NamedTuple):
@@ -55,11 +56,21 @@ class Due(NamedTuple):
 
 
 def lock_parent(tx: Connection, item: ItemId) -> Any:
-    """Lock the row of the item's batch; None if there is no such batch. Until this transaction commits, the batch
-    doesn't end, no ack of its items is committed, and no other transaction opens a child of it."""
-    query = sa.select(_batches.state, _batches.group_size, _batches["items"], _batches.journal_next)
+    """Lock the group of the item and the row of its batch; None if there is no such batch. Until this transaction
+    commits, the batch doesn't end, no ack of the item is committed, and no other transaction opens a child of the
+    batch. A transaction of a caller acks without the lock of the batch's row (see `core.enlisted`), so the group's is
+    needed as well; a group that had no row may have got one for such a transaction since."""
+    group = sa.select(_groups.group_no).where(_groups.batch_id == item.batch, _groups.group_no == item.group)
+    has_group = tx.execute(group.with_for_update()).first() is not None
+    query = sa.select(
+        _batches.state, _batches.group_size, _batches["items"], _batches.journal_next, _batches.no_journal
+    )
     row = tx.execute(query.where(_batches.id == item.batch).with_for_update()).first()
-    return None if row is None or row.state == State.DELETING else row
+    if row is None or row.state == State.DELETING:
+        return None
+    if row.no_journal and not has_group and tx.execute(group).first() is not None:
+        raise faults.BeginAgain
+    return row
 
 
 def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
@@ -109,8 +120,9 @@ def holders(
         f"(parent_batch = {batch} AND parent_number >= {first} AND parent_number < {end})"
         for batch, first, end in sorted(ranges)
     ]
+    table = dialects.of(tx).name(tx, "batches")
     texts = [
-        f"SELECT parent_batch, parent_number, {holder} FROM batches "  # noqa: S608
+        f"SELECT parent_batch, parent_number, {holder} FROM {table} "  # noqa: S608
         f"WHERE ({' OR '.join(part)}) AND {holder} IN ({held})"
         for part in chunks(conditions, _CONDITIONS)
     ]

@@ -32,6 +32,8 @@ CHUNK: Final = 500
 _BY_BATCH: Final = (
     (tables.item_groups, tables.item_groups.c.group_no),
     (tables.ack_journal, tables.ack_journal.c.entry_no),
+    (tables.count_outbox, tables.count_outbox.c.id),
+    (tables.event_outbox, tables.event_outbox.c.id),
     (tables.extends, tables.extends.c.idempotency_key),
     (tables.failures, tables.failures.c.number),
     (tables.skips, tables.skips.c.number),

@@ -25,7 +25,12 @@ same, but the bits are not. So a repaired batch stays journaled from then on. No
 a journaled batch: every ack transaction reads `batches.journal_next`, and if it isn't 0, begins again as for a
 journaled batch. The cached state of a journaled batch is identified by `journal_next` and the entries since. A repair
 advances `journal_next` without an entry, so all processes miss an entry and read everything again
-(`journal.catch_up`). `journal_next` never goes back to 0.
+(`journal.catch_up`). `journal_next` never goes back to 0, unless the batch is marked as one without a journal, of which
+no process caches bits.
+
+*A caller's transaction flips bits without the lock of the batch's row* (see `core.enlisted`). It holds the lock of its
+group until its commit. So the repair of such a batch locks all groups before the batch. Then the bits have all that
+waits in the outbox of counts, and the repair takes it out.
 
 *A transaction that has locked groups waits for the batch row, and the repair waits for the groups.* That would be a
 deadlock with each flush of a busy batch, and the database might roll back the repair each time. So a separate
@@ -63,13 +68,14 @@ from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, Duty, State
 from core.batches.verify import StoredGroup
 from core.bits import bitfield, group_rows
-from core.storage import schema, statements, tables
+from core.storage import faults, schema, statements, tables
 from core.storage.statements import LIST, chunks
 
 SINCE: Final = "0009"
 """The revision of the schema that introduced generations."""
 
 _batches = tables.batches.c
+_waiting = tables.count_outbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ def prepare(tx: Connection, batch_id: int) -> None:
     `errors.UpgradeNotFinished`."""
     batch, _ = batches.lock(tx, batch_id)
     check_generations(tx)
-    if not batch.journal_next:
+    if not batch.journal_next and not batch.no_journal:
         batches.save(tx, batch, replace(batch, journal_next=1))
 
 
@@ -125,12 +131,18 @@ def check_generations(tx: Connection) -> None:
 
 def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
     """Repair a batch after `prepare`. `fingerprint` identifies the request. Raises `errors.BatchNotFound`."""
+    locked_groups = _lock_groups(tx, batch_id)
     batch, now = batches.lock(tx, batch_id)
-    counts, faults = _recount(tx, batch, write=True)
+    if batch.no_journal and (locked_groups is None or set(tx.scalars(_group_numbers(batch_id))) - locked_groups):
+        raise faults.BeginAgain
+    counts, problems = _recount(tx, batch, write=True)
     tx.execute(sa.delete(tables.ack_journal).where(tables.ack_journal.c.batch_id == batch_id))
     # Needed even without faults, as groups of the journal were written without an entry.
-    journaled = replace(batch, journal_next=batch.journal_next + 1)
-    if not faults:  # another request has repaired it in the meantime
+    journaled = batch if batch.no_journal else replace(batch, journal_next=batch.journal_next + 1)
+    if batch.no_journal:
+        # All groups are locked: the bits have what waits, and nothing is left by others until the commit.
+        tx.execute(sa.update(_waiting).where(_waiting.c.batch_id == batch_id).values(acked=0, failed=0, skipped=0))
+    if not problems:  # another request has repaired it in the meantime
         batches.save(tx, batch, journaled)
         return _fine(batch, fingerprint)
     after, names = _settled(journaled, counts, now, fingerprint)
@@ -138,7 +150,20 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
         after = replace(after, children_due=Duty.REVIVE, children_told=0)
     batches.save(tx, batch, after)
     feed.append(tx, batches.events(after, ["repaired", *names]))
-    return Repaired(batch, after, counts.groups, faults, "completed" in names, "succeeded" in names)
+    return Repaired(batch, after, counts.groups, problems, "completed" in names, "succeeded" in names)
+
+
+def _lock_groups(tx: Connection, batch_id: int) -> set[int] | None:
+    """Lock all groups of the batch, if transactions of callers change them without the lock of its row; otherwise
+    return None. Another group may get a row until the batch's own is locked."""
+    if not batches.get(tx, batch_id).no_journal:
+        return None
+    return set(tx.scalars(_group_numbers(batch_id).with_for_update()))
+
+
+def _group_numbers(batch_id: int) -> sa.Select[tuple[int]]:
+    columns = tables.item_groups.c
+    return sa.select(columns.group_no).where(columns.batch_id == batch_id).order_by(columns.group_no)
 
 
 def _fine(batch: Batch, fingerprint: bytes) -> Repaired:
@@ -164,7 +189,7 @@ def _settled(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes
 
 def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, list[str]]:
     """The counts after the repair, and the faults; `write` also corrects the groups and reasons."""
-    recount = verify.Recount(batch)
+    recount = verify.Recount(batch, verify.waiting(tx, batch.id))
     counts = _Recounted()
     rows: list[str] = []
     stray: list[int] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from bitarray import bitarray
@@ -77,17 +77,36 @@ class StoredGroup:
 def verify(tx: Connection, batch_id: int) -> Verification:
     """Recount the batch. `tx` must be a snapshot. Raises `errors.BatchNotFound`."""
     batch = batches.get(tx, batch_id)
-    recount = Recount(batch)
+    recount = Recount(batch, waiting(tx, batch_id))
     for group in groups(tx, batch):
         recount.add(group)
     return recount.verification()
 
 
-class Recount:
-    """Collects the counts and faults of a batch. Add the groups in ascending order."""
+class Counts(NamedTuple):
+    acked: int = 0
+    failed: int = 0
+    skipped: int = 0
 
-    def __init__(self, batch: Batch) -> None:
+
+def waiting(tx: Connection, batch_id: int) -> Counts:
+    """What transactions of callers have added to the bits, and the batch doesn't count yet (see `core.enlisted`)."""
+    columns = tables.count_outbox.c
+    sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (columns.acked, columns.failed, columns.skipped))
+    row = tx.execute(sa.select(*sums).where(columns.batch_id == batch_id)).one()
+    return Counts(*map(int, row))
+
+
+NOTHING: Final = Counts()
+
+
+class Recount:
+    """Collects the counts and faults of a batch. Add the groups in ascending order. `waiting`: what the bits have, and
+    the batch doesn't count yet."""
+
+    def __init__(self, batch: Batch, waiting: Counts = NOTHING) -> None:
         self._batch = batch
+        self._waiting = waiting
         self._resolved = 0
         self._failed = 0
         self._skipped = 0
@@ -110,8 +129,9 @@ class Recount:
     def verification(self) -> Verification:
         batch = self._batch
         counted = self._resolved - self._failed - self._skipped, self._failed, self._skipped
+        expected = batch.acked, batch.failed, batch.skipped
         faults = self._faults.copy()
-        if counted != (batch.acked, batch.failed, batch.skipped):
+        if counted != tuple(map(sum, zip(expected, self._waiting, strict=True))):
             faults.append(
                 f"the counts are {batch.acked} acked, {batch.failed} failed and {batch.skipped} skipped, but the bits "
                 f"are {counted[0]}, {counted[1]} and {counted[2]}"
@@ -123,7 +143,7 @@ class Recount:
         all_resolved = self._resolved == batch.items
         if batch.state is State.COMPLETE and not all_resolved:
             faults.append(f"it is complete, but {batch.items - self._resolved} items are pending")
-        if batch.state is State.SEALED and all_resolved:
+        if batch.state is State.SEALED and all_resolved and not any(self._waiting):
             faults.append("it is sealed and nothing is pending, but it is not complete")
         if batch.passes_tolerance and batch.state in (*LIVE, State.COMPLETE) and not batch.exceeded:
             faults.append("its failures pass its tolerance, but it is not marked as exceeded")

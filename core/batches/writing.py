@@ -126,9 +126,10 @@ class Extend(Operation):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Seal(Operation):
     """Declare that no more items will be added; completes the batch if none is pending. `fingerprint` identifies the
-    request. Its result is a `Sealed`. Errors: `BatchNotFound`, `BatchEnded` (expired, cancelled)."""
+    request; None if nobody waits for it. Its result is a `Sealed`. Errors: `BatchNotFound`, `BatchEnded` (expired,
+    cancelled)."""
 
-    fingerprint: bytes
+    fingerprint: bytes | None
     cost: int = 8
 
 
@@ -163,6 +164,9 @@ class BatchWrites(Kind):
 
     def has_events(self) -> bool:
         return bool(self._events or self._new)
+
+    def batches(self) -> set[int]:
+        return {operation.batch for operation in self._changes} if self._events else set()
 
     def finish(self, position: int) -> list[feed.NewEvent]:
         """This may first run the waiting statements."""
@@ -201,9 +205,10 @@ class BatchWrites(Kind):
                 self.outcomes[operation] = Done(result)
         changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
         dialect = dialects.of(self.pipeline.tx)
-        self.pipeline.later(*batches.ROWS.updates(dialect, changed))
+        batches_table, extends_table = (dialect.name(self.pipeline.tx, table) for table in ("batches", "extends"))
+        self.pipeline.later(*batches.ROWS.updates(dialect, changed, batches_table))
         keys = [dialect.row(row) for row in issued]
-        self.pipeline.later(*inserts("extends", "batch_id, idempotency_key, start, count, digest", keys))
+        self.pipeline.later(*inserts(extends_table, "batch_id, idempotency_key, start, count, digest", keys))
 
     def _seal(self, batch: Batch, operation: Seal, now: datetime) -> Sealed:
         fingerprint = operation.fingerprint
@@ -335,11 +340,12 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     are extended, in one round trip; another one reads the journals of these batches."""
     dialect = dialects.of(pipeline.tx)
     expressions = batches.ROWS.expressions(dialect)
+    batches_table, extends_table = (dialect.name(pipeline.tx, table) for table in ("batches", "extends"))
     extends = [operation for operation in changes if isinstance(operation, Extend)]
     extend_keys = {(extend.batch, key) for extend in extends if (key := extend.extend_key()) is not None}
     adding = {extend.by for extend in extends if extend.by is not None and extend.by.batch == extend.batch}
     open_keys = {key for operation in opens if (key := operation.open_key) is not None}
-    columns, table = [*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches")
+    columns, table = [*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key(batches_table)
     locked = pipeline.query_keys(
         {operation.batch for operation in changes},
         lambda part: dialect.select(
@@ -349,7 +355,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     extended = pipeline.query_keys(
         extend_keys,
         lambda part: (
-            "SELECT batch_id, idempotency_key, start, count, digest FROM extends "  # noqa: S608
+            f"SELECT batch_id, idempotency_key, start, count, digest FROM {extends_table} "  # noqa: S608
             f"WHERE {among(pipeline.tx, ('batch_id', 'idempotency_key'), part)}"
         ),
     )
@@ -357,7 +363,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
         open_keys,
         lambda part: dialect.select(
             [dialect.flat("open_key", "text"), *expressions],
-            f"batches WHERE open_key IN ({','.join(map(dialect.literal, part))})",
+            f"{batches_table} WHERE open_key IN ({','.join(map(dialect.literal, part))})",
             0,
         ),
     )

@@ -10,7 +10,8 @@ back with other bits.
 
 A bitfield is removed from the cache when its row is locked, and put back only after the commit. After a rollback it is
 dropped. The cache is cleared whenever the database may be another one, or an older state of the same one (see
-`continuity`): the same counts could then stand for other bits.
+`continuity`): the same counts could then stand for other bits. A batch that is never journaled (`no_journal`) has none
+here: a repair may take counts of it back.
 """
 
 from __future__ import annotations
@@ -118,6 +119,13 @@ class BitfieldCache:
         running."""
         self._may_skip = self._may_skip or schema.serves_only(tx, SKIPS)
         return self._may_skip
+
+    def keep_groups(self, batches: Iterable[int]) -> None:
+        """Remember that these batches are never journaled, although they were, or seemed worth it."""
+        with self._lock:
+            for batch in batches:
+                self._journaled.pop(batch, None)
+                self._drop(batch)
 
     def is_journaled(self, batch: int) -> bool:
         return batch in self._journaled

@@ -45,14 +45,15 @@ def row(tx: Connection, key: Key, group: bitfield.Group, issued: int) -> str:
     return f"({key[0]},{key[1]},{resolved},{columns.resolved_count},{failed},{columns.failed_count},{skipped})"
 
 
-def insert(rows: Sequence[str]) -> list[str]:
-    """INSERTs of rows that don't exist."""
-    return inserts("item_groups", _COLUMNS, rows)
+def insert(rows: Sequence[str], table: str = "item_groups") -> list[str]:
+    """INSERTs of rows that don't exist. `table`: its name, if it needs a longer one."""
+    return inserts(table, _COLUMNS, rows)
 
 
 def upsert(tx: Connection, rows: Sequence[str]) -> list[str]:
     """INSERTs of rows that may exist, and that no other transaction may write now."""
-    return inserts("item_groups", _COLUMNS, rows, dialects.of(tx).upsert(_KEY, _VALUES)) if rows else []
+    dialect = dialects.of(tx)
+    return inserts(dialect.name(tx, "item_groups"), _COLUMNS, rows, dialect.upsert(_KEY, _VALUES)) if rows else []
 
 
 def patch(tx: Connection, patches: list[Patch]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from core.bits import journal
 from core.bits.bitfield import Columns, Group
+from core.storage import dialects
 from core.storage.statements import Answer, Pipeline, among
 from lastbit.ids import ItemId
 
@@ -28,10 +29,11 @@ class Locked(Protocol):
 def ask(pipeline: Pipeline, items: Collection[ItemId]) -> Answer:
     """Let the next round trip read the groups of these items, after what waits in the pipeline: the statement that
     locks the rows of their batches, unless they are locked already."""
+    table = dialects.of(pipeline.tx).name(pipeline.tx, "item_groups")
     return pipeline.query_keys(
         {(item.batch, item.group) for item in items},
         lambda part: (
-            "SELECT batch_id, group_no, resolved, resolved_count FROM item_groups "  # noqa: S608
+            f"SELECT batch_id, group_no, resolved, resolved_count FROM {table} "  # noqa: S608
             f"WHERE {among(pipeline.tx, ('batch_id', 'group_no'), part)}"
         ),
     )

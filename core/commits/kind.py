@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from core import errors
@@ -41,6 +41,10 @@ class Kind(abc.ABC):
     def has_events(self) -> bool:
         """Whether `finish` will return any."""
         return False
+
+    def batches(self) -> Collection[int]:
+        """Existing batches, under the locks of their rows, that the events may belong to."""
+        return ()
 
     def look(self) -> None:  # noqa: B027  # most kinds need nothing of the feed
         """If there are events: let the round trip that locks the feed's head read what it needs under that lock."""

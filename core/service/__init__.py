@@ -1,6 +1,7 @@
 """The service as `api` and `jobs` call it: an attribute for each noun, and each method one transaction.
 
-`service.batches.open(…)` is `BatchService.open` in `batches`. The other nouns are `acks`, `feed`, `tallies`,
+`service.batches.open(…)` is `BatchService.open` in `batches`. `enlisted` has the verbs in a caller's transaction. The
+other nouns are `acks`, `feed`, `tallies`,
 `webhooks`, `consumer_groups` and `processes`, each a module of that name. `batch_facts` caches what never changes of a
 batch. A new verb becomes a method of its noun; its SQL goes into the noun's package in `core`.
 
@@ -18,6 +19,7 @@ from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
 from core.service.batches import BatchService
 from core.service.consumer_groups import ConsumerGroupService
+from core.service.enlisted import EnlistedService
 from core.service.feed import FeedService
 from core.service.processes import ProcessService
 from core.service.reads import MAX_WAITING, ReadService
@@ -49,6 +51,7 @@ class Service:
         facts = BatchFacts(database)
         self.acks = AckService(database, facts, combiner)
         self.writes = WriteService(database, self.acks, writes)
+        self.enlisted = EnlistedService(database, self.acks)
         self.reads = ReadService(database, max_waiting_reads)
         self.webhooks = WebhookService(database, sender)
         self.batches = BatchService(database, facts, self.acks, self.writes, self.reads, self.webhooks)
@@ -64,6 +67,7 @@ class Service:
 
     def stop(self) -> None:
         """Answer the acks in progress, accept no more, and close the connections."""
+        self.enlisted.stop()
         self.writes.stop()
         self.reads.stop()
         self.acks.stop()

@@ -9,7 +9,8 @@ row at the same time. `UNDER` has the tables whose rows are inserted only by the
 group of items, for example, under the lock of its batch. Other tables number their rows.
 
 *Rows that are locked only together with another row* need no place in the order. `UNDER` has these tables too: a
-batch's journal is written by the holder of the batch's row.
+batch's journal is written by the holder of the batch's row. So are its rows of the outboxes removed, which anybody may
+insert, as they are numbered (see `core.enlisted`).
 
 *Parked events* are changed only under the lock of their instance's partition, so their rows in the inbox need no place
 either.

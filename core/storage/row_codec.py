@@ -166,10 +166,11 @@ class RowCodec(Generic[T]):
         values = dict(zip(self._names, self._values(value), strict=True))
         return values | {name: values[name] or None for name in self._counts}
 
-    def updates(self, dialect: Dialect, changed: Iterable[tuple[T, T]]) -> list[str]:
-        """UPDATEs that write what differs between the two values of each row: before, and after."""
+    def updates(self, dialect: Dialect, changed: Iterable[tuple[T, T]], table: str | None = None) -> list[str]:
+        """UPDATEs that write what differs between the two values of each row: before, and after. `table`: its name, if
+        it needs a longer one."""
         changes: dict[int, dict[str, str]] = {}
         for before, after in changed:
             old, new = self.values(before), self.values(after)
             changes[after.id] = {name: dialect.literal(new[name]) for name in self._names if new[name] != old[name]}
-        return statements.updates(self._table.name, changes)
+        return statements.updates(table or self._table.name, changes)

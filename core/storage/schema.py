@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, programs
-from core.storage import dialects, faults, tables
+from core.storage import dialects, faults, statements, tables
 from core.storage.database import LOCK_WAIT, Database
 
 PATIENCE: Final = 60
@@ -116,7 +116,8 @@ def finish(database: Database) -> None:
 
 def serves_only(tx: Connection, revision: str) -> bool:
     """Whether every release that the schema supports knows this revision."""
-    oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
+    [rows] = statements.run(tx, f"SELECT oldest FROM {dialects.of(tx).name(tx, 'schema_support')}")  # noqa: S608
+    oldest = statements.as_text(rows[0][0]) if rows else None
     return oldest is not None and oldest >= revision
 
 

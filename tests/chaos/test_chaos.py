@@ -94,7 +94,7 @@ def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_
 )
 @mutant(
     "a-lost-answer-rejects-the-failure-that-cancelled-its-batch",
-    "core.acks.ended:_outcome",
+    "core.acks.ended:outcome",
     "index < group_size and settled[number][index]",
     "False",
     together_with=("a-lost-answer-runs-the-work-again",),

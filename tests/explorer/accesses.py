@@ -28,6 +28,8 @@ from core.storage import tables
 
 NEW_IDS: Final = 1_000_000
 """The first id that the server generates; the scene's own ids are far below."""
+NUMBERED: Final = ("batches", "webhooks", "deliveries", "delivery_attempts", "count_outbox", "event_outbox")
+"""The tables whose ids it generates."""
 
 ADVISORY: Final = "advisory"
 """The table that stands for PostgreSQL's advisory locks; a number is its only key."""

@@ -14,7 +14,7 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from core.storage.database import Database
-from tests.explorer.accesses import NEW_IDS
+from tests.explorer.accesses import NEW_IDS, NUMBERED
 from tests.explorer.sessions import Session, Stop
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
@@ -76,7 +76,7 @@ class OnMariaDB:
             )
             for _ in range(2)
         )
-        for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
+        for table in NUMBERED:
             self.execute([f"ALTER TABLE {table} AUTO_INCREMENT = {NEW_IDS + 1}"])
         self._pretend_many_rows()
 
@@ -148,7 +148,7 @@ class OnPostgreSQL:
         with Database(self.url) as database:
             templates.migrate(database)
         self._connection = server.connect(self.url.rpartition("/")[2])
-        for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
+        for table in NUMBERED:
             self.execute([f"ALTER TABLE {table} ALTER COLUMN id RESTART WITH {NEW_IDS + 1}"])
         self._scenes = 0
 
@@ -193,7 +193,7 @@ class OnSQLite:
             path = database.url.database
         assert path is not None
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
+        for table in NUMBERED:
             self.execute([f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{table}', {NEW_IDS})"])
 
     def waiting(self, sessions: Collection[Session]) -> set[Session]:

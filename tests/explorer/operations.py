@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from sqlalchemy.engine import Connection
+
 from core import feed, janitor, tallies, writes
 from core.acks import parents
 from core.acks.call import Call
@@ -22,6 +24,8 @@ from core.batches.update import Patch
 from core.batches.writing import Extend
 from core.commits import operation as calls
 from core.consumer_groups import leases, positions
+from core.enlisted import acks
+from core.enlisted import writes as caller_writes
 from core.errors import CoreError
 from core.feed import Append
 from core.processes import definitions, instances, outbox, retention, timers
@@ -37,6 +41,7 @@ from lastbit.ids import ItemId
 from lastbit.streams.snapshot import Snapshot
 from tests.explorer.scene import GROUP, PROCESS, SIZE, TALLY
 from tests.explorer.sessions import Session, normalized
+from tests.guarantees.enlisted import callers
 
 Operation = Callable[[Session], Any]
 MANY: Final = [(2, 0, index) for index in range(SIZE)] + [(2, 1, index) for index in range(60)]
@@ -49,6 +54,45 @@ def ack(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | None 
     return lambda session: session.service.acks.ack(
         Call.of(verb, list(items), reason=reason, idempotency_key=key)
     ).result()
+
+
+def enlisted(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | None = None) -> Operation:
+    """Resolve the items in a transaction of a caller, after whatever it needs was prepared; then move what it left."""
+
+    def resolve(session: Session) -> Any:
+        call = Call.of(verb, list(items), reason=reason, idempotency_key="enlisted")
+        groups = acks.groups_of(call)
+        session.database.write(acks.prepare, groups)
+        resolved = session.database.write(lambda tx: acks.resolve(callers.over(tx), call))
+        answer = session.service.enlisted.settled(call, resolved)
+        session.service.enlisted.move(groups)
+        return answer
+
+    return resolve
+
+
+def enlisted_open(session: Session) -> Any:
+    """Open a batch in a transaction of a caller, and do all that can be done with it there."""
+
+    def write(connection: Connection) -> Any:
+        tx = callers.over(connection)
+        opened = caller_writes.apply(tx, opening_of(Opening(items=1), "enlisted-open"))
+        extended = caller_writes.apply(tx, Extend(batch=opened.batch.id, count=1, idempotency_key="more"))
+        call = Call.of(Verb.ACK, [ItemId(opened.batch.id, 0, index) for index in (0, 1)])
+        acks.prepare(tx, acks.groups_of(call))
+        resolved = acks.resolve(tx, call)
+        caller_writes.seal(tx, opened.batch.id)
+        return opened, extended, resolved.answer
+
+    opened, extended, answer = session.database.write(write)
+    session.service.enlisted.move([opened.batch.id])
+    # Not the states: at READ COMMITTED, two reads of one transaction may see different ones.
+    return opened.batch.id, opened.replayed, extended.start, extended.replayed, answer
+
+
+def enlisted_seal(session: Session) -> Any:
+    session.database.write(lambda connection: caller_writes.seal(callers.over(connection), 2))
+    session.service.enlisted.move([2])
 
 
 def mask(verb: Verb, new: int = 0, reason: str | None = None) -> Operation:
@@ -243,6 +287,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
             seal_of(3, "other"),
         ]
     ),
+    "enlisted-ack": enlisted((2, 0, 63), (2, 0, 3)),
+    "enlisted-ack-held": enlisted((1, 0, 5)),
+    "enlisted-fail": enlisted((2, 0, 63), (2, 1, 6), verb=Verb.FAIL, reason="late"),
+    "enlisted-skip": enlisted((2, 0, 9), (2, 1, 7), verb=Verb.SKIP, reason="not needed"),
+    "enlisted-open": enlisted_open,
+    "enlisted-seal": enlisted_seal,
     "cancel": lambda session: session.service.batches.cancel(2),
     "cancel-and-reopen": cancel_and_reopen,
     "cancel-above": lambda session: session.service.batches.cancel(1, reason="wrong", children=True),
@@ -305,6 +355,7 @@ RARE: Final = frozenset(
         *("redrive", "redrive-reason", "redrive-pending", "redrive-unchanged"),
         *("update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other", "skip-held"),
         *("handle-strict", "retry-strict"),
+        *("enlisted-ack", "enlisted-ack-held", "enlisted-fail", "enlisted-skip", "enlisted-open", "enlisted-seal"),
     }
 )
 """Operations whose pairs only the slow tests run."""

@@ -258,7 +258,9 @@ def _literal(value: Any) -> str:
 # The outcome.
 
 _HIDDEN: Final = {
-    "batches": {"completed_by", "succeeded_by", "full_prefix", "journal_next", "open_hash"},
+    "batches": {"completed_by", "succeeded_by", "full_prefix", "journal_next", "no_journal", "open_hash"},
+    "count_outbox": {"id"},
+    "event_outbox": {"id"},
     "deliveries": {"token"},
     "timers": {"token"},
     "delivery_attempts": {"id"},
@@ -270,7 +272,7 @@ COMPARED: Final = [
     if table.name not in ("item_groups", "ack_journal", "schema_support", "commit_marks")
 ]
 
-BITS: Final = ("batches", "item_groups", "ack_journal")
+BITS: Final = ("batches", "item_groups", "ack_journal", "count_outbox")
 """The tables from which the bits in an outcome, and its errors, are computed."""
 
 
@@ -287,6 +289,7 @@ QUERIES: Final = [
     "SELECT id, full_prefix FROM batches",
     f"SELECT batch_id, group_no, {', '.join(bitfield.Columns._fields)} FROM item_groups ORDER BY 1, 2",
     "SELECT batch_id, entry_no, numbers FROM ack_journal ORDER BY batch_id, entry_no",
+    "SELECT batch_id, acked, failed, skipped FROM count_outbox",
 ]
 """The statements that read the state at the end of a schedule; `outcome` gets their rows."""
 
@@ -298,14 +301,18 @@ def outcome(results: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[
         table.name: [normalized(repr(tuple(row))) for row in part]
         for table, part in zip(COMPARED, results, strict=False)
     }
-    *_, prefixes, groups, entries = results
-    bits, trouble = _recount(results[COMPARED.index(tables.batches)], dict(prefixes), groups, entries)
+    *_, prefixes, groups, entries, waiting = results
+    bits, trouble = _recount(results[COMPARED.index(tables.batches)], dict(prefixes), groups, entries, waiting)
     rows["bits"] = bits
     return rows, trouble
 
 
 def _recount(
-    batch_rows: Sequence[Any], prefixes: Mapping[int, int], groups: Sequence[Any], entries: Sequence[Any]
+    batch_rows: Sequence[Any],
+    prefixes: Mapping[int, int],
+    groups: Sequence[Any],
+    entries: Sequence[Any],
+    waiting: Sequence[Any],
 ) -> tuple[list[str], list[str]]:
     trouble: list[str] = []
     batches = {row[0]: dict(zip(_columns(tables.batches), row, strict=True)) for row in batch_rows}
@@ -343,7 +350,8 @@ def _recount(
         failures, skips = (sum(bits.count() for _, bits in groups) for groups in (given_up, not_needed))
         counted = sum(bits.count() for _, bits in acked_bits) - failures - skips, failures, skips
         counts = batch["acked"], batch["failed"], batch["skipped"] or 0
-        if counts != counted:
+        left = [row[1:] for row in waiting if row[0] == id]
+        if tuple(map(sum, zip(counts, *left, strict=True))) != counted:
             trouble.append(f"batch {id}: counts say {counts}, bits say {counted}")
         pending = batch["items"] - sum(counts)
         if (batch["state"] == State.COMPLETE and pending) or (batch["state"] == State.SEALED and not pending):

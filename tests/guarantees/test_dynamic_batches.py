@@ -420,11 +420,11 @@ def referee(server_database: Database) -> Service:
 @mutant(
     "the-bit-is-read-before-the-batch-is-locked",
     "core.batches.writing:_look",
-    'columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches"))',
+    'columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key(batches_table))',
     """
 early = items.ask(pipeline, adding)
 early.rows()
-columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches"))
+columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key(batches_table))
 """,
     ("adding_groups = items.ask(pipeline, adding)", "adding_groups = early"),
 )

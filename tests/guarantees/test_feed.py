@@ -31,23 +31,19 @@ class Regret(errors.CoreError):
 @mutant(
     "positions-as-auto-increment-gives-them",
     "core.feed:append",
-    """
-        position = lock(tx)
-        pipeline = Pipeline(tx)
-        _insert(pipeline, events, position)
-    """,
+    "write(pipeline, own, batches={event.batch for event in events if event.batch is not None})",
     """
         rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]
         with tx.engine.begin() as other:
             other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')
             last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()
-        position = last - len(rows)
+        before = last - len(rows)
         for place, row in enumerate(reversed(rows)):
             row['position'] = last - place
         tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)
     """,
 )
-@mutant("the-head-is-not-locked", "core.feed:_lock", "HEAD + dialects.of(tx).for_update()", "HEAD")
+@mutant("the-head-is-not-locked", "core.feed:write", "HEAD + dialects.of(pipeline.tx).for_update()", "HEAD")
 @mutant(
     "the-feed-is-read-without-a-snapshot",
     "core.service.feed:FeedService.read",

@@ -421,7 +421,7 @@ def test_a_clients_retry_pays_what_its_first_request_left_owing(
 
 @mutant(
     "an-item-that-was-resolved-before-its-batch-ended-is-rejected",
-    "core.acks.ended:_outcome",
+    "core.acks.ended:outcome",
     "index < group_size and settled[number][index]",
     "False",
 )

@@ -35,6 +35,7 @@ from core.storage.database import Database
 from core.storage.dialects import Rows
 from tests import mutants
 from tests.guarantees.drivers import journaled
+from tests.guarantees.enlisted.service import EnlistingService
 from tests.guarantees.models.service import (
     LONG_AGO,
     Model,
@@ -123,9 +124,13 @@ openings = st.builds(dict.__or__, openings, tolerances).map(possible)
 counts = st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 3])
 
 
-WAYS = [pytest.param(Inline, True, marks=pytest.mark.slow), (Combiner, False)]
+WAYS = [
+    pytest.param(Service, Inline, True, marks=pytest.mark.slow),
+    (Service, Combiner, False),
+    (EnlistingService, Inline, True),
+]
 if os.environ.get("LASTBIT_SOAK") == "1":
-    WAYS += [(Inline, False), (Combiner, True)]
+    WAYS += [(Service, Inline, False), (Service, Combiner, True), (EnlistingService, Inline, False)]
 SEAL: Request = {"verb": "seal"}
 
 
@@ -491,10 +496,11 @@ class Machine(RuleBasedStateMachine):
     "new += batches.events(batch, verdict.transition.events(), trigger=verdict.trigger)",
     "pass",
 )
-@pytest.mark.parametrize(("combiner", "some_journaled"), WAYS)
+@pytest.mark.parametrize(("kind", "combiner", "some_journaled"), WAYS)
 @pytest.mark.timeout(7200)
 def test_any_sequence_of_requests_and_crashes_matches_the_model(
     database: Database,
+    kind: type[Service],
     combiner: Callable[[Commit], GroupCommit],
     some_journaled: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -517,7 +523,7 @@ def test_any_sequence_of_requests_and_crashes_matches_the_model(
         return (statements.run if crashing else finish)(tx, *texts)
 
     monkeypatch.setattr(statements, "finish", finish_or_die)
-    service_ = Service(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
+    service_ = kind(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
 
     class Here(Machine):
         service = service_

@@ -355,7 +355,7 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
 @mutant(
     "ack-does-not-judge-the-state-again-under-the-lock",
     "core.acks.completion:_judge",
-    "row is None or row.state not in TAKES_ACKS",
+    "row is None or (row.state not in TAKES_ACKS and not delta.is_moved)",
     "row is None",
 )
 @mutant(
@@ -556,7 +556,7 @@ def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twic
 @mutant(
     "extend-does-not-keep-its-key",
     "core.batches.writing:BatchWrites._change",
-    'self.pipeline.later(*inserts("extends", "batch_id, idempotency_key, start, count, digest", keys))',
+    'self.pipeline.later(*inserts(extends_table, "batch_id, idempotency_key, start, count, digest", keys))',
     "pass",
 )
 def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:

@@ -622,10 +622,10 @@ def test_a_locked_batch_does_not_delay_the_others(server_database: Database) -> 
 @mutant(
     "extend-looks-its-key-up-without-the-lock",
     "core.batches.writing:_look",
-    'columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches"))',
+    'columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key(batches_table))',
     """
 early = pipeline.query("SELECT batch_id, idempotency_key, start, count, digest FROM extends").rows()
-columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches"))
+columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key(batches_table))
 """,
     ("extended.rows()", "early"),
 )

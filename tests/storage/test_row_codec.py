@@ -54,6 +54,7 @@ def test_what_is_saved_is_read_in_both_ways(service: Service) -> None:
         completed_by=b"\xff" * 32,
         succeeded_by=b"1" * 32,
         journal_next=7,
+        no_journal=True,
         generation=8,
         children=9,
         children_due=Duty.END,

@@ -90,6 +90,14 @@ class Dialect(abc.ABC):
     def one_time(self, tx: Connection) -> str:
         """The database's time, as an expression whose value is the same wherever it stands in one statement."""
 
+    def name(self, tx: Connection, table: str) -> str:
+        """The table in a statement of this transaction, where that may be a caller's."""
+        return table
+
+    def isolation(self, tx: Connection) -> str:
+        """The isolation level of a caller's transaction, as an expression; NULL if the database has but one."""
+        return "NULL"
+
     @abc.abstractmethod
     def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
         """An engine with at most `connections` connections. Their statements wait up to `lock_wait` seconds for a lock.
@@ -242,7 +250,8 @@ class Dialect(abc.ABC):
     def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
         """Statements that insert rows into `batches`. The result of the last one has the ids, for `batch_ids`, and the
         time of the INSERT."""
-        return [f"INSERT INTO batches ({columns}) VALUES {','.join(rows)} RETURNING id, created_at"]  # noqa: S608
+        table = self.name(tx, "batches")
+        return [f"INSERT INTO {table} ({columns}) VALUES {','.join(rows)} RETURNING id, created_at"]  # noqa: S608
 
     def batch_ids(self, rows: Rows, count: int) -> list[int]:
         """The ids in the last result of `insert_batches`, in the order of its `count` rows: they ascend."""

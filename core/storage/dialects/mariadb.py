@@ -320,11 +320,13 @@ class MariaDB(Dialect):
         return records
 
     def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
-        insert = f"INSERT INTO batches ({columns}) VALUES {','.join(rows)}"  # noqa: S608
+        table = self.name(tx, "batches")
+        insert = f"INSERT INTO {table} ({columns}) VALUES {','.join(rows)}"  # noqa: S608
         if getattr(tx.dialect, "is_mariadb", False):
             return [f"{insert} RETURNING id, created_at"]
         # MySQL has no RETURNING. It gives the rows of one INSERT ids at equal distances, and remembers the first.
-        look = "SELECT id, created_at, @@SESSION.auto_increment_increment FROM batches WHERE id = LAST_INSERT_ID()"
+        columns = "id, created_at, @@SESSION.auto_increment_increment"
+        look = f"SELECT {columns} FROM {table} WHERE id = LAST_INSERT_ID()"  # noqa: S608
         return [insert, look]
 
     def batch_ids(self, rows: Rows, count: int) -> list[int]:

@@ -247,7 +247,7 @@ class PostgreSQL(Dialect):
     def text(self, digits: str) -> str:
         content = _stored(bytes.fromhex(digits).decode()).encode()
         if len(content) > LONG:
-            return f"convert_from('\\x{content.hex()}', 'UTF8')"
+            return f"convert_from({self.blob(content.hex())}, 'UTF8')"
         return f"E'{content.decode('latin-1').translate(_ESCAPES)}'"
 
     def blob(self, digits: str) -> str:

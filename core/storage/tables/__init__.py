@@ -64,6 +64,7 @@ batches = sa.Table(
     sa.Column("completed_by", Blob(32)),
     sa.Column("succeeded_by", Blob(32)),
     sa.Column("journal_next", _BIGINT, nullable=False, server_default="0"),
+    sa.Column("no_journal", sa.Integer, nullable=False, server_default="0"),
     sa.Column("repairs", _BIGINT, nullable=False, server_default="0"),
     sa.Column("children", _BIGINT, nullable=False, server_default="0"),
     sa.Column("children_due", sa.String(8)),
@@ -119,6 +120,36 @@ ack_journal = sa.Table(
     postgresql_with={"toast_tuple_target": 8160},
     **MYSQL_OPTIONS,
 )
+
+count_outbox = sa.Table(
+    "count_outbox",
+    metadata,
+    sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
+    sa.Column("batch_id", _BIGINT, nullable=False),
+    sa.Column("acked", sa.Integer, nullable=False),
+    sa.Column("failed", sa.Integer, nullable=False),
+    sa.Column("skipped", sa.Integer, nullable=False),
+    sa.Column("filled", sa.Integer, nullable=False),
+    sa.Column("seals", sa.Integer, nullable=False),
+    sa.Index("count_outbox_batch", "batch_id"),
+    sqlite_autoincrement=True,
+    **MYSQL_OPTIONS,
+)
+"""What transactions of callers have changed, and their batches don't count yet (see `core.enlisted`). `filled`: a group
+became full. `seals`: the batch is to be sealed."""
+
+event_outbox = sa.Table(
+    "event_outbox",
+    metadata,
+    sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
+    sa.Column("batch_id", _BIGINT, nullable=False),
+    sa.Column("events", LongText(), nullable=False),
+    sa.Index("event_outbox_batch", "batch_id"),
+    sqlite_autoincrement=True,
+    **MYSQL_OPTIONS,
+)
+"""Events of batches, in JSON, that transactions of callers have made, and the feed doesn't have yet (see
+`core.feed`)."""
 
 extends = sa.Table(
     "extends",

@@ -21,7 +21,15 @@ from core.bits.cache import BitfieldCache
 def everything(patches: pytest.MonkeyPatch, numbers: int = 6) -> None:
     """Journal every batch: each ack becomes an entry, and a journal that names `numbers` items is folded."""
     _often(patches, numbers)
-    patches.setattr(BitfieldCache, "is_journaled", lambda cache, batch: True)
+    kept = _kept(patches)
+    patches.setattr(BitfieldCache, "is_journaled", lambda cache, batch: batch not in kept)
+
+
+def _kept(patches: pytest.MonkeyPatch) -> set[int]:
+    """The batches that are never journaled, since a process has found that out."""
+    kept: set[int] = set()
+    patches.setattr(BitfieldCache, "keep_groups", lambda cache, batches: kept.update(batches))
+    return kept
 
 
 def _often(patches: pytest.MonkeyPatch, numbers: int) -> None:
@@ -39,6 +47,7 @@ def mix(patches: pytest.MonkeyPatch, numbers: int = 20) -> None:
     other thread."""
     _often(patches, numbers)
     _mix_lock_orders(patches)
+    kept = _kept(patches)
     original = BitfieldCache.is_journaled
     caches: list[BitfieldCache] = []
 
@@ -46,7 +55,8 @@ def mix(patches: pytest.MonkeyPatch, numbers: int = 20) -> None:
         if not any(cache is other for other in caches):
             caches.append(cache)
         odd = (next(place for place, other in enumerate(caches) if other is cache) + os.getpid()) % 2 == 1
-        return original(cache, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
+        is_chosen = original(cache, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
+        return is_chosen and batch not in kept
 
     patches.setattr(BitfieldCache, "is_journaled", is_journaled)
 

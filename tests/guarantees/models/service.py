@@ -657,15 +657,16 @@ class Model:
             reason = self._why_not(request["verb"], batch_id, group, index)
             if reason:
                 rejected.append([reason, [batch_id, group, index], 1])
-            else:
-                batch = self.batches[batch_id]
-                numbers_by_batch.setdefault(batch_id, set()).add(group * batch.group_size + index)
+            if reason in (None, "held"):  # an issued item: the answer tells if the batch is complete
+                numbers_by_batch.setdefault(batch_id, set())
+            if not reason:
+                numbers_by_batch[batch_id].add(group * self.batches[batch_id].group_size + index)
         for (batch_id, group), indexes in masks.items():
             reasons = {index: self._why_not(request["verb"], batch_id, group, index) for index in indexes}
             for reason in {reason_ for reason_ in reasons.values() if reason_}:
                 rejected.append([reason, [batch_id, group], list(reasons.values()).count(reason)])
             good = {index for index, reason in reasons.items() if not reason}
-            if good:
+            if good or "held" in reasons.values():
                 size = self.batches[batch_id].group_size
                 numbers_by_batch.setdefault(batch_id, set()).update(group * size + index for index in good)
         answer: Answer = {"applied": 0, "repeated": 0, "rejected": sorted(rejected), "completed": {}}

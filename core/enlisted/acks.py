@@ -1,0 +1,271 @@
+"""Acks, failures and skips in a transaction that the caller commits.
+
+The bits are flipped as in `core.acks.flush`, under the locks of their groups. But a caller's transaction may last for
+seconds, so it never locks the row of a batch, which all other transactions of that batch need. What it changes of the
+counts, it leaves in an outbox (see `mover`). So what completes the batch is another transaction, after the commit.
+
+What could go wrong, and why it can't:
+
+*An item is delivered twice.* The second transaction waits for the group until the first one has ended, and then finds
+the bit. This needs READ COMMITTED: with an older snapshot, it might not (see `isolation`).
+
+*A group without a row can't be locked*, and whoever inserts the row holds it until the end of the transaction. So a
+short transaction of our own inserts empty rows before (`prepare`), and a caller's only updates rows. A flush that has
+found no row looks again before it inserts one: otherwise it would wait for a caller, with the batch's row locked.
+
+*The batch is journaled, or becomes so.* A journaled batch is changed under the lock of its row alone. `prepare` folds
+the journal and marks the batch (`no_journal`), under that lock. The mark is never taken back.
+
+*A caller that holds groups waits for `prepare`*, which waits for the batch's row, whose holder waits for these groups.
+No database sees such a circle. So `prepare` runs before a caller locks a group of the batch; and once it has run, no
+holder of the batch's row waits for a group.
+
+*The batch ends between the read of its state and the commit.* It can't be known, as its row isn't locked. The item was
+resolved at the same time as the batch ended: its bit and its count stay, and the batch doesn't change its end.
+
+*A child is opened under the item at the same time.* That locks the group of the item as well (see `nesting`): either
+the open finds the bit, or this finds the child.
+
+*The transaction is rolled back, or a savepoint.* Its rows are undone with it. Nothing is remembered elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from core import errors
+from core.acks import apply, ended
+from core.acks.apply import FlushState, Seen
+from core.acks.call import AckResult, Call, Outcome, Unit
+from core.batches import batch as batches
+from core.batches import nesting
+from core.batches.lifecycle import State, Verb
+from core.bits import bitfield, folding, group_rows
+from core.bits.cache import Key
+from core.enlisted import outbox
+from core.storage import dialects, schema, statements
+from core.storage.statements import LIST, chunks
+
+SINCE: Final = "0028"
+"""The revision of the schema that introduced this. An earlier release would journal the batch."""
+
+Groups = Mapping[int, Sequence[int]]
+"""By batch, the numbers of groups."""
+
+
+@dataclass(slots=True)
+class Resolved:
+    """What a call did in the caller's transaction. Its `answer` has no completions: they are known after the commit."""
+
+    answer: AckResult = field(default_factory=AckResult)
+    changed: set[int] = field(default_factory=set)
+    """The batches for which it leaves something."""
+    named: set[int] = field(default_factory=set)
+    """The batches of which the call named an issued item. The answer tells if they are complete."""
+
+
+def resolve(tx: Any, call: Call) -> Resolved:
+    """Apply the call in the caller's transaction, after `prepare` for its groups. Raises `errors.Contended` if they are
+    not ready, `InconsistentBatch`, `Misconfigured`, and the driver's errors."""
+    state, refused = _lock(tx, call)
+    resolved = Resolved()
+    for unit in call.units.values():
+        outcome = refused.get(unit.batch)
+        if outcome is None:
+            outcome = apply.admit(state, unit)
+            if outcome.admitted:
+                _withhold(tx, state, unit, outcome)
+                apply.apply(state, unit, outcome)
+                resolved.named.add(unit.batch)
+        resolved.answer.add(outcome)
+    _write(tx, state)
+    resolved.changed.update(state.deltas)
+    return resolved
+
+
+def groups_of(call: Call) -> dict[int, list[int]]:
+    """The groups for which `prepare` must have run before `resolve`."""
+    return {unit.batch: sorted(unit.groups()) for unit in call.units.values() if unit.batch not in call.withheld}
+
+
+def prepare(tx: Any, groups: Groups) -> dict[int, set[int]]:
+    """Make these batches ready: without a journal, and with a row for each of these groups that has issued items.
+    Returns the batches that exist, with these groups. Raises `errors.UpgradeNotFinished` while a release that knows no
+    such batches may be running."""
+    if not schema.serves_only(tx, SINCE):
+        raise errors.UpgradeNotFinished(SINCE)
+    # First without a lock: the caller may have opened or extended one of them, in a transaction that waits for this.
+    seen = _look(tx, groups)
+    if unready := _unready(seen, groups, _rows(tx, groups)):
+        _make_ready(tx, unready)
+    return {batch: {number for number in groups[batch] if _is_issued(look, number)} for batch, look in seen.items()}
+
+
+def _make_ready(tx: Any, unready: Groups) -> None:
+    dialect = dialects.of(tx)
+    batches_table, groups_table = (dialect.name(tx, table) for table in ("batches", "item_groups"))
+    locked = batches.lock_all(tx, unready)
+    for id, batch in sorted(locked.items()):
+        if batch.journal_next:
+            folding.fold(tx, id, batch.group_size, batch.items, batch.journal_next)
+        if not batch.no_journal:
+            statements.run(tx, *statements.updates(batches_table, {id: {"no_journal": "1", "journal_next": "0"}}))
+    rows = _rows(tx, unready)
+    for id, batch in sorted(locked.items()):
+        empty = bitfield.Group.empty(batch.group_size)
+        missing = [number for number in unready[id] if (id, number) not in rows]
+        new = [group_rows.row(tx, (id, number), empty, 1) for number in missing]
+        statements.run(tx, *group_rows.insert(new, groups_table))
+
+
+def _rows(tx: Any, groups: Groups) -> set[Key]:
+    """Those of the groups that have a row."""
+    wanted = {batch: numbers for batch, numbers in groups.items() if numbers}
+    if not wanted:
+        return set()
+    table = dialects.of(tx).name(tx, "item_groups")
+    [rows] = statements.run(tx, f"SELECT batch_id, group_no FROM {table} WHERE {group_rows.among(wanted)}")  # noqa: S608
+    return {(batch, number) for batch, number in rows}
+
+
+def _lock(tx: Any, call: Call) -> tuple[FlushState, dict[int, Outcome]]:
+    """The state of the batches, with the groups of the call locked and loaded; and the outcomes in batches that take no
+    acks."""
+    wanted = groups_of(call)
+    rows, seen = _lock_groups(tx, wanted), _look(tx, wanted)
+    if _unready(seen, wanted, rows):
+        raise errors.Contended("the batch has changed at the same time: repeat your transaction")
+    state = FlushState(seen)
+    for (batch, number), columns in rows.items():
+        if batch in state.seen:
+            group = bitfield.Group.load(columns, state.seen[batch].group_size)
+            try:
+                group.check(state.issued(batch, number))
+            except bitfield.Inconsistent as error:
+                raise errors.InconsistentBatch(batch, f"group {number}: {error}") from error
+            state.groups[batch, number] = group
+    refused = {unit.batch: _late(state, unit) for unit in call.units.values() if _has_ended(state, unit.batch)}
+    return state, refused
+
+
+def _unready(seen: Mapping[int, Seen], wanted: Groups, rows: Collection[Key]) -> dict[int, list[int]]:
+    """The batches that must be prepared, with their groups that have no row."""
+    unready = {}
+    for batch, look in seen.items():
+        missing = [number for number in wanted[batch] if _is_issued(look, number) and (batch, number) not in rows]
+        if missing or not look.no_journal:
+            unready[batch] = missing
+    return unready
+
+
+def _is_issued(look: Seen, group: int) -> bool:
+    return group * look.group_size < look.items
+
+
+def _lock_groups(tx: Any, wanted: Groups) -> dict[Key, bitfield.Columns]:
+    """Lock those of the groups that have a row, and read them."""
+    if not wanted:
+        return {}
+    dialect = dialects.of(tx)
+    columns = ", ".join(["batch_id", "group_no", *bitfield.Columns._fields])
+    locking = dialect.for_update("batch_id", "group_no")
+    [rows] = statements.run(
+        tx,
+        f"SELECT {columns} FROM {dialect.name(tx, 'item_groups')} WHERE {group_rows.among(wanted)}{locking}",  # noqa: S608
+    )
+    return {(batch, number): _columns(values) for batch, number, *values in rows}
+
+
+def _columns(values: Sequence[Any]) -> bitfield.Columns:
+    """The columns of a row, whose blobs a driver may return as views."""
+    plain: list[Any] = [bytes(value) if isinstance(value, memoryview | bytearray) else value for value in values]
+    return bitfield.Columns(*plain)
+
+
+def _look(tx: Any, wanted: Groups) -> dict[int, Seen]:
+    """Read the batches, after their groups. Raises `errors.Misconfigured` for a wrong isolation level."""
+    if not wanted:
+        return {}
+    dialect = dialects.of(tx)
+    columns = ("id", "state", "group_size", "items", "journal_next", "no_journal", "children")
+    source = f"{dialect.name(tx, 'batches')} WHERE id IN ({','.join(map(str, sorted(wanted)))})"
+    [rows] = statements.run(tx, f"SELECT {', '.join(columns)}, {dialect.isolation(tx)} FROM {source}")  # noqa: S608
+    seen: dict[int, Seen] = {}
+    for batch, state, size, items, journal_next, no_journal, children, isolation in rows:
+        check_isolation(statements.as_text(isolation))
+        state = State(statements.as_text(state) or "")
+        if state is not State.DELETING:
+            seen[batch] = Seen(state, size, items, journal_next, bool(no_journal), children, owes=False)
+    return seen
+
+
+def check_isolation(level: str | None) -> None:
+    """Raise `errors.Misconfigured` for another level than READ COMMITTED. None: the database knows no levels."""
+    if level is None:
+        return
+    level = level.upper().replace("-", " ")
+    if level != "READ COMMITTED":
+        raise errors.Misconfigured(
+            f"your transaction is {level}, in which an item that another transaction has just resolved would "
+            "look pending: use READ COMMITTED (SQLAlchemy: create_engine(isolation_level='READ COMMITTED'); Django: "
+            "OPTIONS = {'isolation_level': 'read committed'} for MySQL and MariaDB)"
+        )
+
+
+def _has_ended(state: FlushState, batch: int) -> bool:
+    return batch in state.seen and state.seen[batch].has_ended
+
+
+def _late(state: FlushState, unit: Unit) -> Outcome:
+    """The outcome in a batch that ended without its pending items."""
+    look = state.seen[unit.batch]
+    empty = bitfield.Group.empty(look.group_size)
+    groups = {number: state.groups.get((unit.batch, number), empty) for number in unit.groups()}
+    return ended.outcome(unit, look, groups)
+
+
+def _withhold(tx: Any, state: FlushState, unit: Unit, outcome: Outcome) -> None:
+    """Reject the items that children hold."""
+    look = state.seen[unit.batch]
+    if not look.children:
+        return
+    numbers: list[int] = []
+    for group, selection in outcome.admitted.items():
+        indexes = selection if isinstance(selection, list) else selection.search(1)
+        numbers += [group * look.group_size + index for index in indexes]
+    for batch, number, holder in nesting.holders(tx, {unit.batch: numbers}, ()):
+        group, index = divmod(number, look.group_size)
+        state.held.setdefault((batch, group), {})[index] = statements.as_text(holder) or ""
+    if state.held:
+        apply.withhold(state, unit, outcome)
+
+
+def _write(tx: Any, state: FlushState) -> None:
+    """Write the changed groups and reasons, and leave the changes of the counts."""
+    dialect = dialects.of(tx)
+    rows = [
+        group_rows.row(tx, (batch, number), state.groups[batch, number], state.issued(batch, number))
+        for batch, numbers in sorted(state.changed.items())
+        for number in sorted(numbers)
+    ]
+    texts = group_rows.upsert(tx, rows)
+    for verb, (table, time) in {Verb.FAIL: ("failures", "failed_at"), Verb.SKIP: ("skips", "skipped_at")}.items():
+        name, reasons = dialect.name(tx, table), state.reasons[verb]
+        removed: dict[int, list[int]] = {}
+        for batch, number in reasons.removed:
+            removed.setdefault(batch, []).append(number)
+        texts += [
+            f"DELETE FROM {name} WHERE batch_id = {batch} AND number IN ({','.join(map(str, part))})"  # noqa: S608
+            for batch, numbers in sorted(removed.items())
+            for part in chunks(sorted(numbers), LIST)
+        ]
+        by_reason: dict[str, list[tuple[int, int]]] = {}
+        for item, reason in sorted(reasons.new.items()):
+            by_reason.setdefault(reason, []).append(item)
+        for reason, items in by_reason.items():
+            for inserts in dialect.insert_reason(f"{name} (batch_id, number, reason, {time})", reason, items):
+                texts += inserts
+    deltas = {batch: delta for batch, delta in state.deltas.items() if batch in state.changed}
+    statements.run(tx, *texts, *outbox.leave(dialect.name(tx, "count_outbox"), deltas))

@@ -1,0 +1,125 @@
+"""The mover: counts what transactions of callers have left in the outboxes, and appends their events to the feed.
+
+A pass locks the rows of some batches, as each transaction does that counts, and takes what waits for them. So it needs
+no order among movers: a service, a dispatcher, a janitor and any number of embedded clients may move at a time, and
+each row is counted once. A batch completes in the pass that counts its last item, never before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from sqlalchemy.engine import Connection
+
+from core import errors, feed, writes
+from core.acks import completion
+from core.acks.call import Call, Unit
+from core.batches.lifecycle import State, Verb
+from core.batches.writing import BatchWrites, Seal
+from core.commits import apart
+from core.enlisted import outbox
+from core.storage import dialects
+from core.storage.database import Database
+from core.storage.statements import LAST, Pipeline
+
+PAGE: Final = 64
+"""Maximum batches of one pass of a sweep."""
+LOCK_WAIT: Final = 0.25
+"""Seconds that a pass of a sweep waits for a lock."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Moved:
+    """`batches` had something that waited; `owing` are those that owe their parent's item an ack or a failure."""
+
+    batches: set[int] = field(default_factory=set)
+    owing: list[int] = field(default_factory=list)
+    has_more: bool = False
+    """More may wait for them than one transaction takes."""
+
+
+def move(tx: Connection, batches: Collection[int], completers: Mapping[int, bytes] | None = None) -> Moved:
+    """Move what waits for these batches, at most a page. `completers`: by batch, the fingerprint of the call that waits
+    for this pass; if the batch completes, this call completed it. The caller commits."""
+    pipeline = Pipeline(tx)
+    locked = completion.ask(pipeline, batches, dialects.of(tx).for_update("id"))
+    counts = outbox.ask(pipeline, batches)
+    events = pipeline.query_keys(
+        batches,
+        lambda part: f"SELECT DISTINCT batch_id FROM event_outbox WHERE batch_id IN ({','.join(map(str, part))})",  # noqa: S608
+    )
+    rows = {id: row for id, row in completion.rows(locked).items() if row.state != State.DELETING}
+    waiting = outbox.take(pipeline, counts)
+    unannounced = {batch for (batch,) in events.rows()}
+    moved = Moved(waiting.keys() | unannounced, has_more=len(counts.rows()) == outbox.PAGE)
+    deltas = {batch: entry.delta for batch, entry in waiting.items() if entry.has_counts and batch in rows}
+    for batch, fingerprint in (completers or {}).items():
+        if batch in deltas:
+            deltas[batch].last_resolver = deltas[batch].last_changer = _unit(batch, fingerprint)
+    verdicts = completion.write(pipeline, deltas, (), rows, {})
+    owing = {batch for batch, verdict in verdicts.items() if verdict.owes}
+    unannounced -= {batch for batch, verdict in verdicts.items() if verdict.transition.events()}
+    sealed = [batch for batch, entry in waiting.items() if entry.seals and batch in rows]
+    if sealed:
+        pipeline.flush()
+        seals = [Seal(batch=batch, fingerprint=(completers or {}).get(batch)) for batch in sorted(sealed)]
+        for outcome in writes.flush(tx, seals, [BatchWrites]):
+            if outcome.error is None and outcome.value.batch.parent_due is not None:
+                owing.add(outcome.value.batch.id)
+        tx.info.pop(LAST).flush()
+    if unannounced:
+        feed.write(pipeline, lambda _: [], batches=unannounced)
+    pipeline.finish()
+    moved.owing = sorted(owing)
+    return moved
+
+
+def _unit(batch: int, fingerprint: bytes) -> Unit:
+    return Unit(Call(Verb.ACK, _fingerprint=fingerprint), batch)
+
+
+def sweep(database: Database, *, seconds: float | None = None) -> Moved:
+    """Move what waits for any batch, for about `seconds` at most. Batches that are locked, or broken, are left to the
+    next sweep. Raises `errors.Unavailable`."""
+    until = None if seconds is None else time.monotonic() + seconds
+    result = Moved()
+    after = 0
+    while page := database.read(outbox.batches, after, PAGE):
+        after = page[-1]
+        result_of_page = move_apart(database, page)
+        result.batches |= result_of_page.batches
+        result.owing += result_of_page.owing
+        if until is not None and time.monotonic() >= until:
+            break
+    return result
+
+
+def move_apart(database: Database, batches: Collection[int]) -> Moved:
+    """Move what waits for these batches, in one transaction, or apart from those that are locked or broken. Raises
+    `errors.Unavailable`."""
+    result = Moved()
+    if not batches:
+        return result
+
+    def attempt(merged: Collection[int]) -> Exception | None:
+        moved = Moved(has_more=True)
+        while moved.has_more:
+            try:
+                moved = database.write(move, merged, lock_waits=0, lock_wait=LOCK_WAIT)
+            except errors.CoreError as error:
+                return error
+            result.batches |= moved.batches
+            result.owing += moved.owing
+        return None
+
+    for left, error in apart.attempt(attempt, sorted(batches), lambda batch: batch):
+        if errors.is_outage(error):
+            raise error
+        log.warning("counts_wait", batches=sorted(left)[:10], error=str(error))
+    return result

@@ -1,0 +1,271 @@
+"""Verbs in transactions of callers, and the thread that moves what they leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import structlog
+from sqlalchemy.engine import Connection
+
+from core import errors
+from core.acks.call import AckResult, Call, Completed
+from core.batches import batch as batches
+from core.batches import writing
+from core.batches.batch import Batch, Extended, Opened
+from core.batches.lifecycle import State, completes
+from core.bits.cache import Key
+from core.enlisted import acks, mover, writes
+from core.enlisted.transaction import Transaction
+from core.service.acks import AckService
+from core.storage import schema, statements
+from core.storage.database import Database
+from core.threads import QueueThread
+
+REMEMBERED: Final = 100_000
+"""Groups that are remembered as ready."""
+FIRST_WAIT: Final = 0.01
+"""Seconds until the thread looks for the first time for what a transaction has left."""
+LONGEST_WAIT: Final = 1.0
+"""Seconds between two of its looks for a transaction that was not committed yet; each takes twice as long as the one
+before."""
+EVERY: Final = 1.0
+"""Seconds between two of its looks for what transactions of other processes have left."""
+
+log = structlog.get_logger(__name__)
+
+
+class EnlistedService:
+    def __init__(self, database: Database, acks: AckService) -> None:
+        self._database = database
+        self._acks = acks
+        self._mover = _Mover(database, acks)
+        self._is_known = False
+        """Every release that the schema supports knows the outboxes."""
+        self._ready: set[Key] = set()
+        """Groups for which `acks.prepare` has run."""
+        database.on_doubt(self._ready.clear)
+
+    def resolve(self, tx: Transaction, call: Call) -> acks.Resolved:
+        """Apply the call in the caller's transaction. Of completions the result tells nothing (see `settled`). Raises
+        `errors.InconsistentBatch`, `Misconfigured`, `UpgradeNotFinished`, and the driver's errors."""
+        self._make_ready(tx, acks.groups_of(call))
+        try:
+            resolved = acks.resolve(tx, call)
+        except errors.Contended:  # the database may be an older state of itself
+            self._ready.clear()
+            raise
+        self._mover.expect(resolved.changed)
+        return resolved
+
+    def open(self, tx: Transaction, operation: writing.Open) -> Opened:
+        """Open a batch in the caller's transaction: it exists if that is committed. Raises `errors.Contended`,
+        `IdempotencyKeyReused`, `InvalidRequest`, `Misconfigured`, `UpgradeNotFinished`, and the driver's errors."""
+        if operation.opening.parent is not None:
+            raise errors.InvalidRequest(
+                "body.parent", "expected none: the parent's row would stay locked until the end of your transaction"
+            )
+        self._check_releases()
+        if operation.opening.has_policies:
+            self._database.read(writing.check_policies)
+        opened: Opened = writes.apply(tx, operation)
+        self._mover.expect([opened.batch.id])
+        return opened
+
+    def extend(self, tx: Transaction, operation: writing.Extend) -> Extended:
+        """Issue more items in the caller's transaction, which holds up all others of this batch until its commit,
+        unless it has opened the batch. Raises what `BatchService.extend` does, `errors.Contended`, `Misconfigured`,
+        and the driver's errors."""
+        self._make_ready(tx, {operation.batch: []})
+        extended: Extended = writes.apply(tx, operation)
+        self._mover.expect([operation.batch])
+        return extended
+
+    def seal(self, tx: Transaction, batch: int) -> None:
+        """Seal the batch once the caller's transaction is committed. Raises `errors.BatchNotFound`, `BatchEnded`,
+        `Misconfigured`, and the driver's errors."""
+        self._check_releases()
+        writes.seal(tx, batch)
+        self._mover.expect([batch])
+
+    def _check_releases(self) -> None:
+        """Raise `errors.UpgradeNotFinished` while a release may be running that leaves the outboxes alone."""
+        if not self._is_known and not self._database.read(schema.serves_only, acks.SINCE):
+            raise errors.UpgradeNotFinished(acks.SINCE)
+        self._is_known = True
+
+    def _make_ready(self, tx: Transaction, groups: acks.Groups) -> None:
+        """Prepare these groups, in a transaction of our own if possible. Without locks of rows, the caller's has that
+        of the whole database; and nobody else sees a batch that it has opened."""
+        groups = {batch: numbers for batch, numbers in groups.items() if not self._are_ready(batch, numbers)}
+        if not groups:
+            return
+        found: Mapping[int, set[int]] = {}
+        if self._database.dialect.locks_rows:
+            found = self._database.write(acks.prepare, groups)
+            if len(self._ready) > REMEMBERED:
+                self._ready.clear()
+            self._ready.update((batch, number) for batch, numbers in found.items() for number in numbers)
+        if own := {batch: numbers for batch, numbers in groups.items() if batch not in found}:
+            acks.prepare(tx, own)
+
+    def _are_ready(self, batch: int, numbers: Sequence[int]) -> bool:
+        return bool(numbers) and all((batch, number) in self._ready for number in numbers)
+
+    def settled(self, call: Call, resolved: acks.Resolved) -> AckResult:
+        """The answer to a call whose transaction is committed, with the batches that are complete now. Raises
+        `errors.Unavailable`."""
+        for batch in resolved.named:
+            completed = self._settled(batch, call.fingerprint(), claims=batch in resolved.changed)
+            if completed is not None:
+                resolved.answer.completed[batch] = completed
+        return resolved.answer
+
+    def _settled(self, batch: int, fingerprint: bytes, *, claims: bool) -> Completed | None:
+        """Move what waits for the batch if that may complete it, or leave it to the thread. `fingerprint` identifies
+        the call, which `claims` the completion if it has changed something."""
+        if not self._database.read(_may_be_complete, batch):
+            return None
+        try:
+            moved = self._database.write(mover.move, [batch], {batch: fingerprint} if claims else {})
+            if moved.owing:
+                self._acks.pay(*moved.owing)
+            return self._database.write(_told, batch, fingerprint, claims)
+        except errors.CoreError as error:  # the caller's transaction is committed
+            log.warning("counts_wait", batches=[batch], error=str(error))
+            self._mover.expect([batch])
+            return None
+
+    def move(self, batches: Collection[int]) -> None:
+        """Move what waits for these batches, and pay what follows. Raises `errors.Unavailable`."""
+        moved = mover.move_apart(self._database, batches)
+        if moved.owing:
+            self._acks.pay(*moved.owing)
+
+    def start(self) -> None:
+        """Move from now on what transactions of any process have left."""
+        self._mover.start_looking()
+
+    def stop(self) -> None:
+        self._mover.stop()
+
+
+def _may_be_complete(tx: Connection, batch: int) -> bool:
+    """Whether the batch is complete, or is once what waits for it is moved."""
+    waiting = "FROM count_outbox WHERE batch_id = batches.id"
+    [rows] = statements.run(
+        tx,
+        "SELECT state, items, acked + failed + COALESCE(skipped, 0), "  # noqa: S608
+        f"(SELECT COALESCE(SUM(acked + failed + skipped), 0) {waiting}), (SELECT COALESCE(MAX(seals), 0) {waiting}) "
+        f"FROM batches WHERE id = {batch}",
+    )
+    if not rows:
+        return False
+    state, items, resolved, left, seals = rows[0]
+    state = State(statements.as_text(state) or "")
+    if state is State.COMPLETE:
+        return True
+    sealed = State.SEALED if seals and state is State.OPEN else state
+    return completes(sealed, items, resolved + int(left))
+
+
+def _told(tx: Connection, batch_id: int, fingerprint: bytes, claims: bool) -> Completed | None:
+    """What the answer tells of the batch. If no call has completed it by name, the one that `claims` it has."""
+    try:
+        before, _ = batches.lock(tx, batch_id)
+    except errors.BatchNotFound:
+        return None
+    if not before.complete:
+        return None
+    batch = _claimed(before, fingerprint) if claims else before
+    batches.save(tx, before, batch)
+    newly, newly_succeeded = batch.completed_by == fingerprint, batch.succeeded_by == fingerprint
+    return Completed(batch.id, batch.key, newly, batch.succeeded, newly_succeeded)
+
+
+def _claimed(batch: Batch, fingerprint: bytes) -> Batch:
+    succeeded_by = (batch.succeeded_by or fingerprint) if batch.succeeded else None
+    return replace(batch, completed_by=batch.completed_by or fingerprint, succeeded_by=succeeded_by)
+
+
+class _Mover(QueueThread):
+    """Moves what transactions of this process have left, soon after their commits, and with `start_looking` also what
+    others have."""
+
+    def __init__(self, database: Database, acks: AckService) -> None:
+        super().__init__("mover")
+        self._database = database
+        self._acks = acks
+        self._expected: dict[int, tuple[float, float]] = {}
+        """By batch, when to look next, and how long after that again."""
+        self._look_at: float | None = None
+        """When to look for any batch."""
+
+    def expect(self, changed: Collection[int]) -> None:
+        """A transaction that isn't committed yet leaves something for these batches."""
+        if not changed:
+            return
+        with self.wake:
+            if self.stopping:
+                return
+            due = time.monotonic() + FIRST_WAIT
+            self._expected |= dict.fromkeys(changed, (due, FIRST_WAIT))
+            if self._look_at is None:
+                self._look_at = due + EVERY
+            self._start()
+            self.wake.notify()
+
+    def start_looking(self) -> None:
+        with self.wake:
+            self._look_at = time.monotonic()
+            self._start()
+            self.wake.notify()
+
+    def _start(self) -> None:
+        try:
+            self.start()
+        except errors.Unavailable as error:  # what is left stays in the outbox
+            log.warning("counts_wait", error=str(error))
+
+    def _serve(self) -> None:
+        while True:
+            with self.wake:
+                if self.stopping:
+                    return
+                now = time.monotonic()
+                times = [due for due, _ in self._expected.values()]
+                times += [] if self._look_at is None else [self._look_at]
+                if not times or min(times) > now:
+                    self.wake.wait(min(times) - now if times else None)
+                    continue
+                due_batches = [batch for batch, (due, _) in self._expected.items() if due <= now]
+                looks = self._look_at is not None and self._look_at <= now
+            self._pass(due_batches, looks=looks)
+
+    def _pass(self, due_batches: Collection[int], *, looks: bool) -> None:
+        moved = mover.Moved()
+        try:
+            if looks:
+                moved = mover.sweep(self._database)
+            elif due_batches:
+                moved = mover.move_apart(self._database, due_batches)
+            if moved.owing:
+                self._acks.pay(*moved.owing)
+        except errors.CoreError as error:
+            log.warning("counts_wait", error=str(error))
+        except Exception:  # a bug: the next pass tries again
+            log.exception("move_failed")
+        now = time.monotonic()
+        with self.wake:
+            for batch in due_batches:
+                due, wait = self._expected[batch]
+                if due > now:
+                    continue  # expected again in the meantime
+                if batch in moved.batches or wait >= LONGEST_WAIT:
+                    del self._expected[batch]
+                else:
+                    self._expected[batch] = now + 2 * wait, 2 * wait
+            if looks:
+                self._look_at = now + EVERY
