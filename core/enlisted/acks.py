@@ -69,10 +69,10 @@ class Resolved:
 def resolve(tx: Any, call: Call) -> Resolved:
     """Apply the call in the caller's transaction, after `prepare` for its groups. Raises `errors.Contended` if they are
     not ready, `InconsistentBatch`, `Misconfigured`, and the driver's errors."""
-    state, refused = _lock(tx, call)
+    state, late_outcomes = _lock(tx, call)
     resolved = Resolved()
     for unit in call.units.values():
-        outcome = refused.get(unit.batch)
+        outcome = late_outcomes.get(unit.batch)
         if outcome is None:
             outcome = apply.admit(state, unit)
             if outcome.admitted:
@@ -97,23 +97,23 @@ def prepare(tx: Any, groups: Groups) -> dict[int, set[int]]:
     if not schema.serves_only(tx, SINCE):
         raise errors.UpgradeNotFinished(SINCE)
     # First without a lock: the caller may have opened or extended one of them, in a transaction that waits for this.
-    seen = _look(tx, groups)
-    if unready := _unready(seen, groups, _rows(tx, groups)):
+    looks = _look(tx, groups)
+    if unready := _unready(looks, groups, _rows(tx, groups)):
         _make_ready(tx, unready)
-    return {batch: {number for number in groups[batch] if _is_issued(look, number)} for batch, look in seen.items()}
+    return {batch: {number for number in groups[batch] if _is_issued(look, number)} for batch, look in looks.items()}
 
 
 def _make_ready(tx: Any, unready: Groups) -> None:
     dialect = dialects.of(tx)
     batches_table, groups_table = (dialect.name(tx, table) for table in ("batches", "item_groups"))
-    locked = batches.lock_all(tx, unready)
-    for id, batch in sorted(locked.items()):
+    locked_batches = batches.lock_all(tx, unready)
+    for id, batch in sorted(locked_batches.items()):
         if batch.journal_next:
             folding.fold(tx, id, batch.group_size, batch.items, batch.journal_next)
         if not batch.no_journal:
             statements.run(tx, *statements.updates(batches_table, {id: {"no_journal": "1", "journal_next": "0"}}))
     rows = _rows(tx, unready)
-    for id, batch in sorted(locked.items()):
+    for id, batch in sorted(locked_batches.items()):
         empty = bitfield.Group.empty(batch.group_size)
         missing = [number for number in unready[id] if (id, number) not in rows]
         new = [group_rows.row(tx, (id, number), empty, 1) for number in missing]
@@ -122,22 +122,22 @@ def _make_ready(tx: Any, unready: Groups) -> None:
 
 def _rows(tx: Any, groups: Groups) -> set[Key]:
     """Those of the groups that have a row."""
-    wanted = {batch: numbers for batch, numbers in groups.items() if numbers}
-    if not wanted:
+    groups_by_batch = {batch: numbers for batch, numbers in groups.items() if numbers}
+    if not groups_by_batch:
         return set()
     table = dialects.of(tx).name(tx, "item_groups")
-    [rows] = statements.run(tx, f"SELECT batch_id, group_no FROM {table} WHERE {group_rows.among(wanted)}")  # noqa: S608
+    [rows] = statements.run(tx, f"SELECT batch_id, group_no FROM {table} WHERE {group_rows.among(groups_by_batch)}")  # noqa: S608
     return {(batch, number) for batch, number in rows}
 
 
 def _lock(tx: Any, call: Call) -> tuple[FlushState, dict[int, Outcome]]:
     """The state of the batches, with the groups of the call locked and loaded; and the outcomes in batches that take no
     acks."""
-    wanted = groups_of(call)
-    rows, seen = _lock_groups(tx, wanted), _look(tx, wanted)
-    if _unready(seen, wanted, rows):
+    groups_by_batch = groups_of(call)
+    rows, looks = _lock_groups(tx, groups_by_batch), _look(tx, groups_by_batch)
+    if _unready(looks, groups_by_batch, rows):
         raise errors.Contended("the batch has changed at the same time: repeat your transaction")
-    state = FlushState(seen)
+    state = FlushState(looks)
     for (batch, number), columns in rows.items():
         if batch in state.seen:
             group = bitfield.Group.load(columns, state.seen[batch].group_size)
@@ -146,15 +146,17 @@ def _lock(tx: Any, call: Call) -> tuple[FlushState, dict[int, Outcome]]:
             except bitfield.Inconsistent as error:
                 raise errors.InconsistentBatch(batch, f"group {number}: {error}") from error
             state.groups[batch, number] = group
-    refused = {unit.batch: _late(state, unit) for unit in call.units.values() if _has_ended(state, unit.batch)}
-    return state, refused
+    late_outcomes = {unit.batch: _late(state, unit) for unit in call.units.values() if _has_ended(state, unit.batch)}
+    return state, late_outcomes
 
 
-def _unready(seen: Mapping[int, Seen], wanted: Groups, rows: Collection[Key]) -> dict[int, list[int]]:
+def _unready(looks: Mapping[int, Seen], groups_by_batch: Groups, rows: Collection[Key]) -> dict[int, list[int]]:
     """The batches that must be prepared, with their groups that have no row."""
     unready = {}
-    for batch, look in seen.items():
-        missing = [number for number in wanted[batch] if _is_issued(look, number) and (batch, number) not in rows]
+    for batch, look in looks.items():
+        missing = [
+            number for number in groups_by_batch[batch] if _is_issued(look, number) and (batch, number) not in rows
+        ]
         if missing or not look.no_journal:
             unready[batch] = missing
     return unready
@@ -164,16 +166,16 @@ def _is_issued(look: Seen, group: int) -> bool:
     return group * look.group_size < look.items
 
 
-def _lock_groups(tx: Any, wanted: Groups) -> dict[Key, bitfield.Columns]:
+def _lock_groups(tx: Any, groups_by_batch: Groups) -> dict[Key, bitfield.Columns]:
     """Lock those of the groups that have a row, and read them."""
-    if not wanted:
+    if not groups_by_batch:
         return {}
     dialect = dialects.of(tx)
     columns = ", ".join(["batch_id", "group_no", *bitfield.Columns._fields])
     locking = dialect.for_update("batch_id", "group_no")
     [rows] = statements.run(
         tx,
-        f"SELECT {columns} FROM {dialect.name(tx, 'item_groups')} WHERE {group_rows.among(wanted)}{locking}",  # noqa: S608
+        f"SELECT {columns} FROM {dialect.name(tx, 'item_groups')} WHERE {group_rows.among(groups_by_batch)}{locking}",  # noqa: S608
     )
     return {(batch, number): _columns(values) for batch, number, *values in rows}
 
@@ -184,21 +186,21 @@ def _columns(values: Sequence[Any]) -> bitfield.Columns:
     return bitfield.Columns(*plain)
 
 
-def _look(tx: Any, wanted: Groups) -> dict[int, Seen]:
+def _look(tx: Any, groups_by_batch: Groups) -> dict[int, Seen]:
     """Read the batches, after their groups. Raises `errors.Misconfigured` for a wrong isolation level."""
-    if not wanted:
+    if not groups_by_batch:
         return {}
     dialect = dialects.of(tx)
     columns = ("id", "state", "group_size", "items", "journal_next", "no_journal", "children")
-    source = f"{dialect.name(tx, 'batches')} WHERE id IN ({','.join(map(str, sorted(wanted)))})"
+    source = f"{dialect.name(tx, 'batches')} WHERE id IN ({','.join(map(str, sorted(groups_by_batch)))})"
     [rows] = statements.run(tx, f"SELECT {', '.join(columns)}, {dialect.isolation(tx)} FROM {source}")  # noqa: S608
-    seen: dict[int, Seen] = {}
+    looks: dict[int, Seen] = {}
     for batch, state, size, items, journal_next, no_journal, children, isolation in rows:
         check_isolation(statements.as_text(isolation))
         state = State(statements.as_text(state) or "")
         if state is not State.DELETING:
-            seen[batch] = Seen(state, size, items, journal_next, bool(no_journal), children, owes=False)
-    return seen
+            looks[batch] = Seen(state, size, items, journal_next, bool(no_journal), children, owes=False)
+    return looks
 
 
 def check_isolation(level: str | None) -> None:
@@ -253,12 +255,12 @@ def _write(tx: Any, state: FlushState) -> None:
     texts = group_rows.upsert(tx, rows)
     for verb, (table, time) in {Verb.FAIL: ("failures", "failed_at"), Verb.SKIP: ("skips", "skipped_at")}.items():
         name, reasons = dialect.name(tx, table), state.reasons[verb]
-        removed: dict[int, list[int]] = {}
+        removed_numbers: dict[int, list[int]] = {}
         for batch, number in reasons.removed:
-            removed.setdefault(batch, []).append(number)
+            removed_numbers.setdefault(batch, []).append(number)
         texts += [
             f"DELETE FROM {name} WHERE batch_id = {batch} AND number IN ({','.join(map(str, part))})"  # noqa: S608
-            for batch, numbers in sorted(removed.items())
+            for batch, numbers in sorted(removed_numbers.items())
             for part in chunks(sorted(numbers), LIST)
         ]
         by_reason: dict[str, list[tuple[int, int]]] = {}

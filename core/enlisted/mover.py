@@ -48,36 +48,36 @@ def move(tx: Connection, batches: Collection[int], completers: Mapping[int, byte
     """Move what waits for these batches, at most a page. `completers`: by batch, the fingerprint of the call that waits
     for this pass; if the batch completes, this call completed it. The caller commits."""
     pipeline = Pipeline(tx)
-    locked = completion.ask(pipeline, batches, dialects.of(tx).for_update("id"))
+    batch_rows = completion.ask(pipeline, batches, dialects.of(tx).for_update("id"))
     counts = outbox.ask(pipeline, batches)
     events = pipeline.query_keys(
         batches,
         lambda part: f"SELECT DISTINCT batch_id FROM event_outbox WHERE batch_id IN ({','.join(map(str, part))})",  # noqa: S608
     )
-    rows = {id: row for id, row in completion.rows(locked).items() if row.state != State.DELETING}
+    rows = {id: row for id, row in completion.rows(batch_rows).items() if row.state != State.DELETING}
     waiting = outbox.take(pipeline, counts)
-    unannounced = {batch for (batch,) in events.rows()}
-    moved = Moved(waiting.keys() | unannounced, has_more=len(counts.rows()) == outbox.PAGE)
+    unannounced_batches = {batch for (batch,) in events.rows()}
+    result = Moved(waiting.keys() | unannounced_batches, has_more=len(counts.rows()) == outbox.PAGE)
     deltas = {batch: entry.delta for batch, entry in waiting.items() if entry.has_counts and batch in rows}
     for batch, fingerprint in (completers or {}).items():
         if batch in deltas:
             deltas[batch].last_resolver = deltas[batch].last_changer = _unit(batch, fingerprint)
     verdicts = completion.write(pipeline, deltas, (), rows, {})
     owing = {batch for batch, verdict in verdicts.items() if verdict.owes}
-    unannounced -= {batch for batch, verdict in verdicts.items() if verdict.transition.events()}
-    sealed = [batch for batch, entry in waiting.items() if entry.seals and batch in rows]
-    if sealed:
+    unannounced_batches -= {batch for batch, verdict in verdicts.items() if verdict.transition.events()}
+    batches_to_seal = [batch for batch, entry in waiting.items() if entry.seals and batch in rows]
+    if batches_to_seal:
         pipeline.flush()
-        seals = [Seal(batch=batch, fingerprint=(completers or {}).get(batch)) for batch in sorted(sealed)]
+        seals = [Seal(batch=batch, fingerprint=(completers or {}).get(batch)) for batch in sorted(batches_to_seal)]
         for outcome in writes.flush(tx, seals, [BatchWrites]):
             if outcome.error is None and outcome.value.batch.parent_due is not None:
                 owing.add(outcome.value.batch.id)
         tx.info.pop(LAST).flush()
-    if unannounced:
-        feed.write(pipeline, lambda _: [], batches=unannounced)
+    if unannounced_batches:
+        feed.write(pipeline, lambda _: [], batches=unannounced_batches)
     pipeline.finish()
-    moved.owing = sorted(owing)
-    return moved
+    result.owing = sorted(owing)
+    return result
 
 
 def _unit(batch: int, fingerprint: bytes) -> Unit:
@@ -107,19 +107,19 @@ def move_apart(database: Database, batches: Collection[int]) -> Moved:
     if not batches:
         return result
 
-    def attempt(merged: Collection[int]) -> Exception | None:
-        moved = Moved(has_more=True)
-        while moved.has_more:
+    def attempt(merged_batches: Collection[int]) -> Exception | None:
+        transaction = Moved(has_more=True)
+        while transaction.has_more:
             try:
-                moved = database.write(move, merged, lock_waits=0, lock_wait=LOCK_WAIT)
+                transaction = database.write(move, merged_batches, lock_waits=0, lock_wait=LOCK_WAIT)
             except errors.CoreError as error:
                 return error
-            result.batches |= moved.batches
-            result.owing += moved.owing
+            result.batches |= transaction.batches
+            result.owing += transaction.owing
         return None
 
-    for left, error in apart.attempt(attempt, sorted(batches), lambda batch: batch):
+    for waiting_batches, error in apart.attempt(attempt, sorted(batches), lambda batch: batch):
         if errors.is_outage(error):
             raise error
-        log.warning("counts_wait", batches=sorted(left)[:10], error=str(error))
+        log.warning("counts_wait", batches=sorted(waiting_batches)[:10], error=str(error))
     return result

@@ -83,8 +83,8 @@ def _removals(ids: Sequence[int]) -> list[str]:
 
 def batches(tx: Connection, after: int, limit: int) -> list[int]:
     """The next batches above `after` for which something waits, ascending."""
-    found: list[int] = []
-    while len(found) < limit:
+    batch_ids: list[int] = []
+    while len(batch_ids) < limit:
         # The minimum of a range of an index, however many rows a batch has in it.
         queries = [
             sa.select(sa.func.min(column)).where(column > after) for column in (_counts.batch_id, _events.batch_id)
@@ -93,5 +93,5 @@ def batches(tx: Connection, after: int, limit: int) -> list[int]:
         if not lowest:
             break
         after = min(lowest)
-        found.append(after)
-    return found
+        batch_ids.append(after)
+    return batch_ids

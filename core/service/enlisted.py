@@ -70,18 +70,18 @@ class EnlistedService:
         self._check_releases()
         if operation.opening.has_policies:
             self._database.read(writing.check_policies)
-        opened: Opened = writes.apply(tx, operation)
-        self._mover.expect([opened.batch.id])
-        return opened
+        result: Opened = writes.apply(tx, operation)
+        self._mover.expect([result.batch.id])
+        return result
 
     def extend(self, tx: Transaction, operation: writing.Extend) -> Extended:
         """Issue more items in the caller's transaction, which holds up all others of this batch until its commit,
         unless it has opened the batch. Raises what `BatchService.extend` does, `errors.Contended`, `Misconfigured`,
         and the driver's errors."""
         self._make_ready(tx, {operation.batch: []})
-        extended: Extended = writes.apply(tx, operation)
+        result: Extended = writes.apply(tx, operation)
         self._mover.expect([operation.batch])
-        return extended
+        return result
 
     def seal(self, tx: Transaction, batch: int) -> None:
         """Seal the batch once the caller's transaction is committed. Raises `errors.BatchNotFound`, `BatchEnded`,
@@ -102,14 +102,14 @@ class EnlistedService:
         groups = {batch: numbers for batch, numbers in groups.items() if not self._are_ready(batch, numbers)}
         if not groups:
             return
-        found: Mapping[int, set[int]] = {}
+        ready_groups: Mapping[int, set[int]] = {}
         if self._database.dialect.locks_rows:
-            found = self._database.write(acks.prepare, groups)
+            ready_groups = self._database.write(acks.prepare, groups)
             if len(self._ready) > REMEMBERED:
                 self._ready.clear()
-            self._ready.update((batch, number) for batch, numbers in found.items() for number in numbers)
-        if own := {batch: numbers for batch, numbers in groups.items() if batch not in found}:
-            acks.prepare(tx, own)
+            self._ready.update((batch, number) for batch, numbers in ready_groups.items() for number in numbers)
+        if own_groups := {batch: numbers for batch, numbers in groups.items() if batch not in ready_groups}:
+            acks.prepare(tx, own_groups)
 
     def _are_ready(self, batch: int, numbers: Sequence[int]) -> bool:
         return bool(numbers) and all((batch, number) in self._ready for number in numbers)
