@@ -40,9 +40,9 @@ APART: dict[str, tuple[str, ...]] = {
 
 
 def extras() -> list[str]:
-    """The extras that the tests' own environment has: all but those of the sets in APART."""
+    """The extras that the tests' own environment has: all but those of the sets in APART, and that of this checkout."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return sorted(project["optional-dependencies"].keys() - set().union(*APART.values()))
+    return sorted(project["optional-dependencies"].keys() - set().union(*APART.values(), ["embedded"]))
 
 
 def _options(names: Iterable[str]) -> list[str]:

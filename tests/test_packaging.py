@@ -148,6 +148,12 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
 
 
+def test_the_extra_needs_the_service_of_the_same_version(wheel: Path) -> None:
+    """They share modules without a promise to each other."""
+    metadata = zipfile.ZipFile(wheel).read("lastbit-0.1.0.dist-info/METADATA").decode()
+    assert "Requires-Dist: lastbit-server==0.1.0; extra == 'embedded'" in metadata
+
+
 def test_a_checkouts_programs_are_found_by_their_names() -> None:
     """There they are at the top level."""
     assert lastbit_server.program("core.errors") is core.errors
@@ -329,6 +335,18 @@ def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
     finally:
         server.terminate()
         server.communicate(timeout=60)
+
+
+@pytest.mark.nightly
+def test_the_extra_brings_the_service_into_ones_own_process(index: Path, tmp_path: Path) -> None:
+    """With all that it needs."""
+    venv.create(tmp_path / "environment", with_pip=False)
+    python = tmp_path / "environment/bin/python"
+    installer = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--find-links", index]
+    installed = run(*installer, "lastbit[embedded]")
+    assert installed.returncode == 0, installed.stderr
+    code = "from lastbit._server import program; print(program('core.service').Service.__module__)"
+    assert run(python, "-c", code).stdout == "lastbit_server.core.service\n"
 
 
 def test_the_zip_for_spark_imports_with_the_standard_library_only(tmp_path: Path) -> None:
