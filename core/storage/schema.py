@@ -7,6 +7,7 @@ code (decision 0014). An older schema never supports newer code.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final
 
 import sqlalchemy as sa
 import tenacity
-from alembic import command
+from alembic import command, context, op
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -156,11 +157,25 @@ def _migrate(connection: Connection, revision: str) -> None:
     config.attributes["connection"] = connection
     if before is None and revision == "head":
         _serve_only_this(connection)
-    if revision == "head" or before is None or not _is_behind(revision, before):
-        command.upgrade(config, revision)
-    else:
-        command.downgrade(config, revision)
+    with _alembic_as_before():
+        if revision == "head" or before is None or not _is_behind(revision, before):
+            command.upgrade(config, revision)
+        else:
+            command.downgrade(config, revision)
     connection.commit()
+
+
+@contextlib.contextmanager
+def _alembic_as_before() -> Iterator[None]:
+    """Alembic's modules `op` and `context` act for the migration that runs. If that is a user's own, which calls
+    `migrate`, let them act for it again afterwards."""
+    namespaces = [vars(op), vars(context)]
+    before = [namespace.copy() for namespace in namespaces]
+    try:
+        yield
+    finally:
+        for namespace, names in zip(namespaces, before, strict=True):
+            namespace.update(names)
 
 
 def _serve_only_this(connection: Connection) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import alembic.autogenerate
+import alembic.command
+import alembic.config
 import pymysql
 import pytest
 import sqlalchemy as sa
@@ -441,6 +443,45 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
                 assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
             schema.migrate(database, "base")
             assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
+
+
+USERS_ENV = """
+import sqlalchemy as sa
+from alembic import context
+
+with sa.create_engine(context.config.get_main_option("users_url")).begin() as connection:
+    context.configure(connection=connection)
+    context.run_migrations()
+"""
+USERS_REVISION = """
+from alembic import context, op
+from core.storage import schema
+from core.storage.database import Database
+
+revision, down_revision = "1", None
+
+def upgrade():
+    with Database(context.config.get_main_option("our_url")) as database:
+        schema.migrate(database)
+    op.execute("CREATE TABLE orders (id INTEGER)")
+"""
+
+
+@mutant("a-users-migration-loses-alembic", "core.storage.schema:_alembic_as_before", "namespace.update(names)", "")
+def test_a_users_own_migration_can_migrate(database_url: str, tmp_path: Path) -> None:
+    """Within one of its revisions. Alembic has one migration at a time, and goes on with the user's."""
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "versions/one.py").write_text(USERS_REVISION)
+    (tmp_path / "env.py").write_text(USERS_ENV)
+    users_url = f"sqlite:///{tmp_path}/users.db"
+    config = alembic.config.Config()
+    options = {"script_location": str(tmp_path), "users_url": users_url, "our_url": database_url}
+    for name, value in options.items():
+        config.set_main_option(name, value.replace("%", "%%"))
+    alembic.command.upgrade(config, "head")
+    assert sa.inspect(sa.create_engine(users_url)).has_table("orders")
+    with Database(database_url) as database:
+        database.read(schema.check)
 
 
 def test_a_snapshot_that_is_older_than_an_index_is_read_again(mariadb_url: str) -> None:
