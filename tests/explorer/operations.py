@@ -267,6 +267,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "open-live-child": lambda session: session.service.batches.open(
         Opening(items=1, parent=ItemId(2, 0, 63)), "live-child"
     ),
+    "open-other-child": lambda session: session.service.batches.open(
+        Opening(items=1, parent=ItemId(2, 1, 6)), "other-child"
+    ),
     "ack-held": ack((1, 0, 5), key="held"),
     "fail-held": ack((1, 0, 5), verb=Verb.FAIL, reason="late", key="fail-held"),
     "skip-held": ack((1, 0, 5), verb=Verb.SKIP, key="skip-held"),
@@ -353,7 +356,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 RARE: Final = frozenset(
     {
         *("redrive", "redrive-reason", "redrive-pending", "redrive-unchanged"),
-        *("update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other", "skip-held"),
+        *("update", "update-overdue", "open-with-callback", "open-other-child", "extend-by", "extend-by-other", "skip-held"),
         *("handle-strict", "retry-strict"),
         *("enlisted-ack", "enlisted-ack-held", "enlisted-fail", "enlisted-skip", "enlisted-open", "enlisted-seal"),
     }

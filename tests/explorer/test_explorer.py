@@ -132,7 +132,7 @@ def test_earlier_findings_stay_fixed(arena: Arena, text: str) -> None:
 
 
 MUTANTS = [
-    ("a-batch-that-became-a-parent-is-not-noticed", "fresh/cold:ack-mask+open-live-child"),
+    ("a-batch-that-became-a-parent-is-not-noticed", "fresh/cold:ack-mask+open-other-child"),
     ("a-call-from-before-the-journal-goes-on", "growing/mixed:ack-few+ack-mask"),
     ("a-deleted-batchs-acks-are-not-rejected", "complete/cold:fail-mask+delete"),
     ("a-reason-that-another-transaction-inserted-first-is-an-error", "fresh/cold:fail-with-reason+fail-with-reason"),
