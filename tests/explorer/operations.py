@@ -356,7 +356,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 RARE: Final = frozenset(
     {
         *("redrive", "redrive-reason", "redrive-pending", "redrive-unchanged"),
-        *("update", "update-overdue", "open-with-callback", "open-other-child", "extend-by", "extend-by-other", "skip-held"),
+        *("update", "update-overdue", "open-with-callback", "open-other-child"),
+        *("extend-by", "extend-by-other", "skip-held"),
         *("handle-strict", "retry-strict"),
         *("enlisted-ack", "enlisted-ack-held", "enlisted-fail", "enlisted-skip", "enlisted-open", "enlisted-seal"),
     }
