@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.staticfiles import StaticFiles
+from starlette.types import Lifespan
 
 from api import page, problems
 from api.access.rules import Access
@@ -107,29 +108,14 @@ def create(settings: Settings | None = None) -> AckRoutes:
         )
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        app.state.service = service
-        app.state.gauges = DatabaseGauges(database)
-        app.state.readiness = Probe("readiness", service.check_ready, patience=READINESS_PATIENCE)
-        app.state.writability = Probe(
-            "writability",
-            database.check_writes,
-            patience=READINESS_PATIENCE,
-            fresh=1.0,
-            silence="no write was committed",
-        )
-        app.state.loop = loop = asyncio.get_running_loop()
-        app.state.limits = Limits(settings, loop)
-        app.state.waiting = Waiting(service)
-        app.state.writes = Writes(service, loop)
-        app.state.reads = Reads(service, loop)
-        app.state.acks = AckQueue(service, app.state.limits, tokens.rates, loop)
+        attach(app, service, settings, asyncio.get_running_loop())
         with contextlib.ExitStack() as running:
             signals = Signals(database, app.state.limits.connections, tokens)
             signals.measure()
             running.enter_context(ticking("signals", signals.measure, EVERY))
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
-                running.enter_context(_on_hang_up(loop, tokens.reload))
+                running.enter_context(_on_hang_up(app.state.loop, tokens.reload))
             if database.is_embedded and settings.janitor_every:
                 # With SQLite, one command runs the whole product. With a database server, cron runs one janitor for
                 # all replicas.
@@ -158,6 +144,11 @@ def create(settings: Settings | None = None) -> AckRoutes:
         await asyncio.to_thread(service.stop)
         await asyncio.to_thread(traces.flush)
 
+    return assemble(settings, tokens, lifespan)
+
+
+def assemble(settings: Settings, tokens: Tokens, lifespan: Lifespan[FastAPI] | None = None) -> AckRoutes:
+    """The routes and what they need of the settings. `attach` adds what belongs to one event loop."""
     app = FastAPI(
         title="Lastbit",
         version=VERSION,
@@ -188,6 +179,24 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
     return AckRoutes(app)
+
+
+def attach(app: FastAPI, service: Service, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    """Let the app serve `service` in the running event loop."""
+    state, database = app.state, service.database
+    access: Access = state.access
+    state.service = service
+    state.gauges = DatabaseGauges(database)
+    state.readiness = Probe("readiness", service.check_ready, patience=READINESS_PATIENCE)
+    state.writability = Probe(
+        "writability", database.check_writes, patience=READINESS_PATIENCE, fresh=1.0, silence="no write was committed"
+    )
+    state.loop = loop
+    state.limits = Limits(settings, loop)
+    state.waiting = Waiting(service)
+    state.writes = Writes(service, loop)
+    state.reads = Reads(service, loop)
+    state.acks = AckQueue(service, state.limits, access.rates, loop)
 
 
 def _loop_first(shedding: bool) -> None:

@@ -69,6 +69,10 @@ STATUS: Final[dict[str, int]] = {
 }
 
 
+ERROR: Final = "lastbit.error"
+"""The key of the core's error in the ASGI scope of a request that it has failed."""
+
+
 class Place(NamedTuple):
     """One error in a request: its place, and what was expected there."""
 
@@ -232,6 +236,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error, Problem):
             return response(error)
         if isinstance(error, errors.CoreError):
+            request.scope[ERROR] = error
             if error.code == "internal":
                 log.error("request_failed", error=str(error))
             return response(from_core(error))

@@ -23,6 +23,8 @@ STANDARD: Final[dict[str, Any]] = {
 }
 """The argument of `logging.config.dictConfig`, which uvicorn calls in each of its processes. uvicorn sets its own
 level."""
+_OURS: Final = ("api.", "core.", "senders.", "lastbit_server.")
+"""The beginnings of our modules' names, in a checkout and in the wheel."""
 
 
 def configure(level: str) -> None:
@@ -33,6 +35,18 @@ def configure(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
     )
+
+
+def leave_to_logging(name: str) -> None:
+    """In a program of others: pass the lines of our modules to the logger `name` of the standard library, unless the
+    program has configured structlog. The lines of its own loggers stay where they are."""
+    if structlog.is_configured():
+        return
+
+    def logger_of(*module: str) -> Any:
+        return logging.getLogger(name) if module and module[0].startswith(_OURS) else structlog.PrintLogger()
+
+    structlog.configure(logger_factory=logger_of)
 
 
 class _StandardError(io.TextIOBase):

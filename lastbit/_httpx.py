@@ -73,6 +73,13 @@ async def send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Requ
         raise
 
 
+async def close_async(http: httpx.AsyncClient, in_flight: InFlight) -> None:
+    try:
+        await in_flight.close()
+    finally:
+        await http.aclose()
+
+
 def _require_open(http: httpx.Client | httpx.AsyncClient) -> None:
     """Raises `ClientClosed`. httpx raises a bare `RuntimeError`, also for other causes."""
     if http.is_closed:

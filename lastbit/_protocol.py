@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, urlsplit
 
 from lastbit import _shapes, errors
@@ -187,6 +187,8 @@ class Service:
     chance: Callable[[], float] = random.random
     is_patient: bool = False
     """Whether calls are retried until the policy's deadline, however many attempts that takes."""
+    unreachable: ClassVar[type[errors.ServiceUnreachable]] = errors.ServiceUnreachable
+    """The error of a call without a response."""
 
     @property
     def address(self) -> str:
@@ -276,7 +278,7 @@ class Service:
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):
                     raise self.error(request_line, outcome)
-                raise errors.ServiceUnreachable(
+                raise self.unreachable(
                     *(self.address, request_line, outcome.cause, attempt, elapsed, repeatable or not is_sent, is_sent),
                     obstacle=outcome.obstacle or ("response" if outcome.sent else None),
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 import httpx
 
@@ -29,6 +29,21 @@ from lastbit.retry import Retry
 from lastbit.search import Filters, StateCounts, query
 from lastbit.tallies.tally import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
+
+
+class HasClients(Protocol):
+    """A `lastbit.embedded.Lastbit`. Wherever a client may be passed to an adapter, so may this."""
+
+    def client(self) -> Client: ...
+
+    def async_client(self) -> AsyncClient: ...
+
+
+def client_of(given: Client | HasClients | None) -> Client:
+    """The client that a caller has given; by default a new one for LASTBIT_URL and LASTBIT_TOKEN."""
+    if given is None:
+        return Client()
+    return given if isinstance(given, Client) else given.client()
 
 
 class Client:
@@ -51,8 +66,17 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         service = Service.named(url, token, timeout, retry)
-        self._http = _httpx.pool(transport)
-        self._driver = Driver(service, partial(_httpx.send, self._http))
+        http = _httpx.pool(transport)
+        self._driver = Driver(service, partial(_httpx.send, http))
+        self._close: Callable[[], None] = http.close
+
+    @classmethod
+    def over(cls, driver: Driver, close: Callable[[], None]) -> Self:
+        """A client whose requests are sent by `driver`. It is for lastbit's own modules."""
+        client = cls.__new__(cls)
+        client._driver = driver
+        client._close = close
+        return client
 
     __reduce__ = unpicklable
 
@@ -189,7 +213,7 @@ class Client:
         return Acker(self._driver, on_completed, max_pending, linger)
 
     def close(self) -> None:
-        self._http.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -221,9 +245,17 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         service = Service.named(url, token, timeout, retry)
-        self._http = _httpx.async_pool(transport)
-        self._in_flight = InFlight()
-        self._driver = AsyncDriver(service, partial(_httpx.send_async, self._http, self._in_flight))
+        http, in_flight = _httpx.async_pool(transport), InFlight()
+        self._driver = AsyncDriver(service, partial(_httpx.send_async, http, in_flight))
+        self._close: Callable[[], Awaitable[None]] = partial(_httpx.close_async, http, in_flight)
+
+    @classmethod
+    def over(cls, driver: AsyncDriver, close: Callable[[], Awaitable[None]]) -> Self:
+        """A client whose requests are sent by `driver`. It is for lastbit's own modules."""
+        client = cls.__new__(cls)
+        client._driver = driver
+        client._close = close
+        return client
 
     __reduce__ = unpicklable
 
@@ -363,10 +395,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections, and end the requests whose callers were cancelled."""
-        try:
-            await self._in_flight.close()
-        finally:
-            await self._http.aclose()
+        await self._close()
 
     async def __aenter__(self) -> Self:
         return self

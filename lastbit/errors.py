@@ -27,6 +27,8 @@
     │   ├── RateLimited
     │   └── Unavailable          overloaded, or its database is unreachable; also a gateway's 502 or 504
     ├── ServiceUnreachable       no response at all
+    │   └── DatabaseUnreachable  the database of `lastbit.embedded` can't be used
+    ├── SchemaMismatch           that database has no schema, or one of another release
     ├── UnexpectedAnswer         a response that does not follow the contract, perhaps from other software
     ├── WaitTimeout              also a TimeoutError; has the batch as last seen
     ├── ItemRejected             an acker's item was not applied, with the service's reason
@@ -312,6 +314,21 @@ class ServiceUnreachable(LastbitError):
         if self.repeatable:
             return "Sending the request again is safe."
         return "The request may have been carried out: check that before you send it again."
+
+
+class DatabaseUnreachable(ServiceUnreachable):
+    """The database of a `lastbit.embedded.Lastbit` can't be used: its server doesn't respond or refuses the account,
+    all connections are busy, or the file can't be written. `cause` tells which. The call may or may not have been
+    carried out; if it is `repeatable`, sending it again is safe."""
+
+    def __str__(self) -> str:
+        attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        return f"{self.cause} ({self.request}, {attempts} in {self.seconds:.1f} s). {self.advice}"
+
+
+class SchemaMismatch(LastbitError):
+    """The database of a `lastbit.embedded.Lastbit` has no schema, or one that this release can't use. The message says
+    what to do. Nothing was sent."""
 
 
 class UnexpectedAnswer(LastbitError):

@@ -29,7 +29,7 @@ TWINS = {
 """The classes whose twins are written, and their files."""
 OTHERS = ("Acker", "Driver", "Iterator", "TallyBuffer")
 """Other classes with a twin."""
-KEPT = {"Client": ("__init__", "acker", "close", "__aenter__", "__aexit__")}
+KEPT = {"Client": ("__init__", "over", "acker", "close", "__aenter__", "__aexit__")}
 """Methods of twins that are written by hand: they hold what belongs to an event loop."""
 ASYNCHRONOUS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 

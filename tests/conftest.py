@@ -265,9 +265,16 @@ def service(database: Database) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def service_url() -> Iterator[str]:
+def service_database() -> Iterator[str]:
+    """The URL of the SQLite file of `service_url`."""
+    with sqlite_file() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def service_url(service_database: str) -> Iterator[str]:
     """A real service on a new SQLite file, shared by the tests of a module."""
-    with sqlite_file() as url, running_service(url) as running:
+    with running_service(service_database) as running:
         yield running.url
 
 

@@ -430,6 +430,7 @@ with Client() as client:
         ("stories", TOLD),
         ("handlers", ""),
         ("patterns", ""),
+        ("without-a-service", ""),
     ],
 )
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class AckRoutes:
         try:
             status, content, headers = 200, await self._handle(verb, scope, receive), {}
         except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
+            scope[problems.ERROR] = error
             problem = refusal(verb, error, given_id(scope["headers"]))
             status, content, headers = problem.status, problem.body(), problem.headers
         media_type = b"application/json" if status == 200 else problems.MEDIA_TYPE.encode()

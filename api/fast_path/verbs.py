@@ -9,6 +9,7 @@ without a task, but for those that wait for events.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import functools
 import re
@@ -28,7 +29,7 @@ from api.metrics import REQUESTS
 from api.problems import Problem
 from api.routes import batches, consumer_groups, events, fields, models, processes, tallies
 from api.routes.reply import Reply
-from api.routes.writes import Reads, Shared, Writes
+from api.routes.writes import Writes
 from api.server import bodies
 from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed, traces
@@ -37,25 +38,76 @@ from core.commits.pending import Pending
 from core.consumer_groups import groups
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
+from core.traces import TraceContext
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Token
 
 log = structlog.get_logger(__name__)
 
-_KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}")
+KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}")
 
 T = TypeVar("T")
 
-Start = Callable[["RouteExchange"], None]
-"""Queues the work of a request, which is answered later. Raises `_NotPlain` before anything is queued."""
+Start = Callable[["RouteCall"], None]
+"""Does the work of a request, or queues it. Raises `NotPlain` before anything is done."""
 
 
-class _NotPlain(Exception):  # never leaves this module
+class NotPlain(Exception):  # a request to the caller, not an error
     """The request must take the ordinary path."""
 
 
-class RouteExchange(Exchange):
-    """A request for a `RouteVerb`, and its response."""
+class RouteCall(abc.ABC):
+    """A request for a `RouteVerb`: what was sent, and how its work is done and answered."""
+
+    __slots__ = ()
+
+    batch: int
+    """The first number of its target; 0 if there is none."""
+    content: bytes
+    path: str
+    target: re.Match[bytes]
+    """The match of the verb's pattern."""
+    trace: TraceContext | None
+
+    @property
+    @abc.abstractmethod
+    def idempotency_key(self) -> str | None: ...
+
+    def name(self, group: int) -> str:
+        """The name that a group of the target's pattern has matched."""
+        return self.target[group].decode()
+
+    def parsed(self, model: type[fields.Body]) -> Any:
+        """The body as the route's model has it."""
+        if len(self.content) > sizes.IN_LOOP_FAST:
+            raise NotPlain
+        try:
+            # With this option, as FastAPI does: the messages about bad entries are the same then.
+            return model.model_validate(bodies.parsed(self.content or b"{}"), from_attributes=True)
+        except (ValidationError, Problem, RecursionError):
+            raise NotPlain from None
+
+    @abc.abstractmethod
+    def write(self, operation: Operation, reply: Callable[[Any], Reply]) -> None:
+        """Run the operation, and respond with what `reply` makes of its result, or with the error that it raises."""
+
+    @abc.abstractmethod
+    def write_all(self, operations: Sequence[Operation], reply: Callable[[list[Done]], Reply]) -> None:
+        """Run the operations, and respond with what `reply` makes of their results, or with the error that it
+        raises."""
+
+    @abc.abstractmethod
+    def read(self, kind: Callable[[Any], Any], question: Any, reply: Callable[[Any], Reply]) -> None:
+        """Do a read of this kind, and respond with what `reply` makes of its value."""
+
+    @abc.abstractmethod
+    def wait_for(self, work: Callable[[Any], Coroutine[Any, Any, T]], reply: Callable[[T], Reply]) -> None:
+        """Respond later, with what `reply` makes of the result of `work`, which gets the application's state and may
+        need a thread."""
+
+
+class RouteExchange(Exchange, RouteCall):
+    """Such a request on a connection. Its work is queued, and it is answered later."""
 
     __slots__ = ("batch", "content", "path", "started", "target", "verb")
 
@@ -65,7 +117,7 @@ class RouteExchange(Exchange):
         super().__init__(protocol, caller, head)
         self.verb = verb
         self.target = target
-        self.batch = _first_number(target)
+        self.batch = first_number(target)
         self.content = b""
         self.path = protocol.url.partition(b"?")[0].decode()
         self.started = time.perf_counter()
@@ -79,35 +131,18 @@ class RouteExchange(Exchange):
         protocol = self._protocol
         try:
             self.verb.start(self)
-        except _NotPlain:
+        except NotPlain:
             protocol.take_ordinary_path(content)
         except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             self.refuse(error)
         finally:
             protocol.give_room(self)
 
-    def name(self, group: int) -> str:
-        """The name that a group of the target's pattern has matched."""
-        return self.target[group].decode()
-
-    def parsed(self, model: type[fields.Body]) -> Any:
-        """The body as the route's model has it."""
-        if len(self.content) > sizes.IN_LOOP_FAST:
-            raise _NotPlain
-        try:
-            # With this option, as FastAPI does: the messages about bad entries are the same then.
-            return model.model_validate(bodies.parsed(self.content or b"{}"), from_attributes=True)
-        except (ValidationError, Problem, RecursionError):
-            raise _NotPlain from None
-
     def write(self, operation: Operation, reply: Callable[[Any], Reply]) -> None:
-        """Queue the operation, and respond with what `reply` makes of its result, or with the error that it raises."""
         writes: Writes = self._protocol.state.writes
         writes.submit(operation, functools.partial(self._receive, reply))
 
     def write_all(self, operations: Sequence[Operation], reply: Callable[[list[Done]], Reply]) -> None:
-        """Queue the operations, and respond with what `reply` makes of their results, or with the error that it
-        raises."""
         writes: Writes = self._protocol.state.writes
         writes.submit_all(operations, lambda results: self._reply(reply, results))
 
@@ -125,15 +160,12 @@ class RouteExchange(Exchange):
         else:
             self.answer(answer)
 
-    def read(self, kind: Callable[[Reads], Shared[Any, Any]], question: Any, reply: Callable[[Any], Reply]) -> None:
-        """Queue a read of this kind, and respond with what `reply` makes of its value."""
+    def read(self, kind: Callable[[Any], Any], question: Any, reply: Callable[[Any], Reply]) -> None:
         if self.content:
-            raise _NotPlain
+            raise NotPlain
         kind(self._protocol.state.reads).submit(question, functools.partial(self._receive, reply))
 
     def wait_for(self, work: Callable[[Any], Coroutine[Any, Any, T]], reply: Callable[[T], Reply]) -> None:
-        """Respond later, with what `reply` makes of the result of `work`, which gets the application's state and may
-        need a thread."""
         state = self._protocol.state
 
         async def respond() -> None:
@@ -158,13 +190,9 @@ class RouteExchange(Exchange):
 
     def refuse(self, error: Exception) -> None:
         name = request_id(self.request_id)
-        if isinstance(error, Problem):
-            problem = error
-        elif isinstance(error, errors.CoreError) and error.code != "internal":
-            problem = problems.from_core(error)
-        else:
+        problem = problem_of(error)
+        if problem.code == "internal":
             log.error("request_failed", method=self.verb.method, path=self.path, request_id=name, exc_info=error)
-            problem = problems.internal()
         self.respond_with(problem, b"%b: %b\r\n" % (WIRE_HEADER, name.encode()))
         facts = {"error": problem.detail} if problem.status == 503 else {}
         self._log(problem.status, name, **facts)
@@ -186,6 +214,15 @@ class RouteExchange(Exchange):
         verb.measured(status).observe(seconds)
 
 
+def problem_of(error: Exception) -> Problem:
+    """The response to a call that has failed."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, errors.CoreError) and error.code != "internal":
+        return problems.from_core(error)
+    return problems.internal()
+
+
 class RouteVerb(FastVerb):
     """A verb that is served as its route does. The first group of `pattern` is the batch or the position, if it is a
     number."""
@@ -199,11 +236,16 @@ class RouteVerb(FastVerb):
         self._rule = rule_of(endpoint)
         self._measured: dict[int, Histogram] = {}
 
+    @property
+    def wants_trace(self) -> bool:
+        """Whether the context of a trace belongs to its calls."""
+        return self.start is _open
+
     def exchange(self, protocol: ExchangeProtocol, target: re.Match[bytes], head: PlainHead) -> RouteExchange | None:
-        number = _first_number(target)
+        number = first_number(target)
         if head.names_site or number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type)):
             return None
-        if head.key is not None and not _KEY.fullmatch(head.key):
+        if head.key is not None and not KEY.fullmatch(head.key):
             return None
         tokens = protocol.access.tokens
         digest = digest_of(head.authorization)
@@ -213,7 +255,7 @@ class RouteVerb(FastVerb):
         if caller is None or caller.is_limited or not caller.has(self._rule.roles):
             return None
         exchange = RouteExchange(protocol, self, target, caller, head)
-        if head.has_trace and self.start is _open:
+        if head.has_trace and self.wants_trace:
             exchange.trace = traces.in_headers(protocol.headers)
         return exchange
 
@@ -225,89 +267,89 @@ class RouteVerb(FastVerb):
         return histogram
 
 
-def _open(call: RouteExchange) -> None:
+def _open(call: RouteCall) -> None:
     body: models.OpenBody = call.parsed(models.OpenBody)
     if body.parent is not None or body.callback is not None:
-        raise _NotPlain
+        raise NotPlain
     call.write(opening_of(body.opening(), call.idempotency_key, trace=call.trace), batches.opened)
 
 
-def _extend(call: RouteExchange) -> None:
+def _extend(call: RouteCall) -> None:
     body: models.ExtendBody = call.parsed(models.ExtendBody)
     call.write(body.operation(call.batch, call.idempotency_key), batches.extended)
 
 
-def _seal(call: RouteExchange) -> None:
+def _seal(call: RouteCall) -> None:
     call.parsed(fields.EmptyBody)
     call.write(seal_of(call.batch, call.idempotency_key), batches.sealed)
 
 
-def _append(call: RouteExchange) -> None:
+def _append(call: RouteCall) -> None:
     body: events.NewEvents = call.parsed(events.NewEvents)
     if body.fence is not None:
-        raise _NotPlain
+        raise NotPlain
     new = [feed.NewEvent(event.id, event.type, event.key, event.data) for event in body.events]
     call.write(feed.Append(events=new, cost=max(1, len(new))), lambda results: events.appended(new, results))
 
 
-def _apply(call: RouteExchange) -> None:
+def _apply(call: RouteCall) -> None:
     try:
         operation = tallies.operation_of(call.name(1), call.content or b"{}")
     except Problem:
-        raise _NotPlain from None
+        raise NotPlain from None
     call.write(operation, tallies.applied)
 
 
-def _apply_ranges(call: RouteExchange) -> None:
+def _apply_ranges(call: RouteCall) -> None:
     try:
         operation = tallies.ranges_of(call.name(1), call.content or b"{}")
     except Problem:
-        raise _NotPlain from None
+        raise NotPlain from None
     call.write(operation, tallies.counted)
 
 
-def _commit(call: RouteExchange) -> None:
+def _commit(call: RouteCall) -> None:
     body: consumer_groups.PositionBody = call.parsed(consumer_groups.PositionBody)
     partition = int(call.target[2])
     if not body.is_small or partition >= groups.MOST_PARTITIONS or call.name(1).startswith(groups.OWN_NAMES):
-        raise _NotPlain
+        raise NotPlain
     try:
         commit = body.to_core(call.name(1), partition)
     except Problem:
-        raise _NotPlain from None
+        raise NotPlain from None
     call.write(commits_of([commit]), consumer_groups.single)
 
 
-def _commit_many(call: RouteExchange) -> None:
+def _commit_many(call: RouteCall) -> None:
     body: consumer_groups.PositionsBody = call.parsed(consumer_groups.PositionsBody)
     if not body.is_small or call.name(1).startswith(groups.OWN_NAMES):
-        raise _NotPlain
+        raise NotPlain
     try:
         commits = consumer_groups.commits_in(body, call.name(1))
     except Problem:
-        raise _NotPlain from None
+        raise NotPlain from None
     call.write(commits_of(commits), lambda results: consumer_groups.many(commits, results))
 
 
-def _handle(call: RouteExchange) -> None:
+def _handle(call: RouteCall) -> None:
     body: processes.HandlingsBody = call.parsed(processes.HandlingsBody)
     operations = processes.many_of(call.name(1), body)
     call.write_all(operations, lambda results: processes.handled_many(call.path, body, operations, results))
 
 
-def _get(call: RouteExchange) -> None:
+def _get(call: RouteCall) -> None:
     call.read(lambda reads: reads.batches, call.batch, batches.read)
 
 
-def _watermark(call: RouteExchange) -> None:
+def _watermark(call: RouteCall) -> None:
     call.read(lambda reads: reads.watermarks, call.batch, batches.watermark)
 
 
-def _page(call: RouteExchange) -> None:
+def _page(call: RouteCall) -> None:
     limit = int(call.target[2] or events.LIMIT)
     if limit > feed.FIRST:
-        raise _NotPlain
-    call.read(lambda reads: reads.pages, feed.Span(_first_number(call.target), limit), events.paged)
+        raise NotPlain
+    call.read(lambda reads: reads.pages, feed.Span(first_number(call.target), limit), events.paged)
 
 
 class _Poll(BaseModel):
@@ -322,7 +364,7 @@ class _Poll(BaseModel):
     batch: events.OfBatch = None
 
 
-def _poll(call: RouteExchange) -> None:
+def _poll(call: RouteCall) -> None:
     values: dict[str, Any] = {}
     for parameter in call.target[1].decode().split("&"):
         name, _, value = parameter.partition("=")
@@ -331,18 +373,19 @@ def _poll(call: RouteExchange) -> None:
         elif name not in values:
             values[name] = value
         else:
-            raise _NotPlain
+            raise NotPlain
     try:
         poll = _Poll.model_validate(values)
     except ValidationError:
-        raise _NotPlain from None
+        raise NotPlain from None
     if not poll.wait or call.content:
-        raise _NotPlain
+        raise NotPlain
     asked = events.Asked(poll.after, poll.limit, poll.types, poll.batch)
     call.wait_for(lambda state: asked.first_page(state.service, state.waiting, poll.wait), events.paged)
 
 
-def _first_number(target: re.Match[bytes]) -> int:
+def first_number(target: re.Match[bytes]) -> int:
+    """The number that the target begins with; 0 if there is none."""
     return int(target[1]) if target.lastindex and target[1].isdigit() else 0
 
 

@@ -41,7 +41,8 @@ not been in a flush.
 
 *Stop loses calls.* `stop` refuses new calls, flushes the waiting ones and answers them.
 
-`Inline` is the same without threads: each call has its own transactions. The tests run on both.
+`Inline` is the same without threads: each call has its own transactions. The tests run on both. `InlineWhenIdle` is
+`Inline` for a call that is alone, and `Combiner` for calls that arrive during another one.
 """
 
 from __future__ import annotations
@@ -180,6 +181,11 @@ class Combiner:
         admission.refused(time.monotonic())
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, and none is being committed."""
+        return self._backlog.units == 0
+
     def stop(self) -> None:
         """Refuse new calls, flush and answer the waiting ones, and end the threads. The main lane ends first, as it may
         still set batches aside."""
@@ -285,6 +291,34 @@ class Combiner:
             is_over = pending.settle(outcome)
         if is_over:
             deliver([pending])
+
+
+class InlineWhenIdle:
+    """Applies a call in the thread of its caller, which waits for it, if no other call is in progress. Calls that
+    arrive meanwhile are merged. A call for another mailbox than `HERE` is never applied in its caller's thread, which
+    may be that of an event loop."""
+
+    def __init__(self, commit: Commit) -> None:
+        self._inline = Inline(commit)
+        self._combiner = Combiner(commit)
+        self._turn = threading.Lock()
+        """Held by the thread that applies its call itself."""
+
+    def submit(self, call: Mergeable[Answer], receiver: Receiver[Answer], mailbox: Mailbox = HERE) -> None:
+        if mailbox is not HERE or not self._combiner.is_idle or not self._turn.acquire(blocking=False):
+            self._combiner.submit(call, receiver, mailbox)
+            return
+        try:
+            self._inline.submit(call, receiver)
+        finally:
+            self._turn.release()
+
+    def is_full(self) -> bool:
+        return self._combiner.is_full()
+
+    def stop(self) -> None:
+        """As `Combiner.stop`. Nobody may be in `submit`."""
+        self._combiner.stop()
 
 
 def _batch_of(waiting: Waiting) -> int:

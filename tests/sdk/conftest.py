@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,6 +19,9 @@ import pytest
 from tests import mutants
 
 mutants.from_environment()
+
+from lastbit import AsyncClient, Client  # noqa: E402  # a mutant is broken before its users import it
+from lastbit.embedded import Lastbit  # noqa: E402
 
 LOST = None
 """The reply that closes the connection instead of answering."""
@@ -92,3 +96,34 @@ def unused_port() -> Iterator[int]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to the database of `service_url`, for tests of what all clients do. `name`: `http` for a client of the
+    service, `embedded` for one without it."""
+
+    name: str
+    client: Callable[..., Client]
+    async_client: Callable[..., AsyncClient]
+
+
+@pytest.fixture(scope="module")
+def embedded(service_url: str, service_database: str) -> Iterator[Lastbit]:
+    """Used beside the service on the same database."""
+    with Lastbit(service_database) as lastbit:
+        yield lastbit
+
+
+@pytest.fixture(params=["http", "embedded"])
+def way(request: pytest.FixtureRequest, service_url: str) -> Way:
+    if request.param == "http":
+        return Way("http", partial(Client, service_url), partial(AsyncClient, service_url))
+    lastbit: Lastbit = request.getfixturevalue("embedded")
+    return Way("embedded", lastbit.client, lastbit.async_client)
+
+
+@pytest.fixture
+def client(way: Way) -> Iterator[Client]:
+    with way.client() as client:
+        yield client

@@ -44,15 +44,9 @@ from lastbit import (
     _calls,
 )
 from lastbit.search import Filters
-from tests.sdk.conftest import ScriptedService
+from tests.sdk.conftest import ScriptedService, Way
 
 FAST = Retry(attempts=4, base=0)
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
 
 
 @pytest.fixture
@@ -645,11 +639,11 @@ def test_an_acker_completes_a_batch_exactly_once(client: Client) -> None:
 # -- awaited
 
 
-def test_the_async_client_behaves_the_same(service_url: str, losing_answers: Any) -> None:
+def test_the_async_client_behaves_the_same(way: Way, losing_answers: Any) -> None:
     """A batch's life, its ranges, its wait and its acker; also with lost answers."""
 
-    async def live(url: str) -> None:
-        async with AsyncClient(url, retry=FAST) as client:
+    async def live(made: AsyncClient) -> None:
+        async with made as client:
             batch = await client.open(key="awaited", items=10)
             ids = await batch.extend(190)
             acked = await client.ack(ids[:100])
@@ -681,13 +675,13 @@ def test_the_async_client_behaves_the_same(service_url: str, losing_answers: Any
             with pytest.raises(BatchNotFound):
                 await client.batch(batch.id).refresh()
 
-    asyncio.run(live(service_url))
-    asyncio.run(live(losing_answers.url))
+    asyncio.run(live(way.async_client(retry=FAST)))
+    asyncio.run(live(AsyncClient(losing_answers.url, retry=FAST)))
 
 
-def test_a_closed_client_refuses_calls(service_url: str) -> None:
+def test_a_closed_client_refuses_calls(way: Way) -> None:
     """Also those of its handles, and those that begin later, such as the next page of a list."""
-    client = Client(service_url)
+    client = way.client()
     batch = client.open(items=1)
     listed = client.batches()
     client.close()
@@ -696,7 +690,7 @@ def test_a_closed_client_refuses_calls(service_url: str) -> None:
             call()
 
     async def call_closed() -> None:
-        async with AsyncClient(service_url) as async_client:
+        async with way.async_client() as async_client:
             pass
         with pytest.raises(ClientClosed):
             await async_client.open()

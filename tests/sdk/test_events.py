@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
@@ -18,7 +17,6 @@ from core import feed
 from core.storage.database import Database
 from lastbit import (
     Appended,
-    AsyncClient,
     Client,
     InvalidArgument,
     InvalidRequest,
@@ -29,6 +27,7 @@ from lastbit import (
 )
 from lastbit._protocol import Failure, Outcome, Request
 from tests.mutants import mutant
+from tests.sdk.conftest import Way
 from tests.sdk.test_protocol import World, answer, problem, script
 from tests.support.servers import running_service
 
@@ -41,12 +40,6 @@ EVENT = {
     "data": {"a": [1]},
     "at": "2026-01-02T03:04:05.000001Z",
 }
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
 
 
 def page(next: int, *positions: int) -> Outcome:
@@ -99,11 +92,11 @@ def test_following_gets_new_events_and_resumes_after_a_position(client: Client, 
     assert next(second_follower) == succeeded
 
 
-def test_the_async_client_does_the_same(service_url: str) -> None:
+def test_the_async_client_does_the_same(way: Way) -> None:
     """With await and an async iterator."""
 
     async def work() -> None:
-        async with AsyncClient(service_url) as client:
+        async with way.async_client() as client:
             start = (await client.events(limit=1)).last
             ids = [uuid.uuid4().hex for _ in range(5)]
 

@@ -8,19 +8,13 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
-from lastbit import AsyncClient, BatchHandle, Client, Conflict, Redrive
+from lastbit import BatchHandle, Client, Conflict, Redrive
+from tests.sdk.conftest import Way
 
 ITEMS = 300
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
 
 
 @pytest.fixture
@@ -98,9 +92,9 @@ def batch_order(item: str) -> tuple[int, ...]:
     return tuple(map(int, item.split(":")))
 
 
-def test_the_async_client_does_the_same(service_url: str, batch: BatchHandle) -> None:
+def test_the_async_client_does_the_same(way: Way, batch: BatchHandle) -> None:
     async def run() -> list[str]:
-        async with AsyncClient(service_url) as client:
+        async with way.async_client() as client:
             handle = client.batch(batch.id)
             assert (await handle.failure_reasons()).failed == 11
             answer = await handle.redrive(idempotency_key="again")

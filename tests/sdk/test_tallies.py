@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,12 +32,7 @@ from lastbit.streams import AckWindow
 from lastbit.tallies.buffer import Gatherer, Message
 from tests.mutants import mutant
 from tests.sdk.children import in_a_child
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
+from tests.sdk.conftest import Way
 
 
 def read(offset: int, partition: int = 0) -> SourceChain:
@@ -70,9 +64,9 @@ def test_a_tally_counts_each_message_once(client: Client) -> None:
     assert list(tally.totals()) == []
 
 
-def test_refusals_are_raised(client: Client) -> None:
+def test_refusals_are_raised(way: Way, client: Client) -> None:
     """By the service or before anything is sent."""
-    tally = client.tally("refused")
+    tally = client.tally(f"refused-{way.name}")
     with pytest.raises(OutOfOrder, match="offset 1, child 0"):
         tally.apply([("k", 1, read(2)), ("k", 1, read(1))])
     with pytest.raises(InvalidRequest, match="delta"):
@@ -183,13 +177,13 @@ def test_a_buffer_acks_a_real_window_and_ignores_a_late_ack(client: Client) -> N
     assert client.tally("window").value("k") == 11
 
 
-def test_a_fence_is_sent_with_the_entries(client: Client) -> None:
+def test_a_fence_is_sent_with_the_entries(way: Way, client: Client) -> None:
     """With a missing group nothing is applied; the same with await."""
     fence = Fence("nowhere", 0, "one", 1)
     entries = [("k", 1, read(0))]
 
     async def awaited() -> None:
-        async with AsyncClient(client.url) as other:
+        async with way.async_client() as other:
             await other.tally("fenced").apply(entries, fence=fence)
 
     for apply in (lambda: client.tally("fenced").apply(entries, fence=fence), lambda: asyncio.run(awaited())):
@@ -236,12 +230,12 @@ def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted_se
             buffer.close()
 
 
-def test_the_async_client_counts_the_same(service_url: str, scripted_service: Any) -> None:
+def test_the_async_client_counts_the_same(way: Way, scripted_service: Any) -> None:
     """Same names, with await; a buffer's failure is raised by each of its calls."""
 
     async def run() -> None:
         window = Window()
-        async with AsyncClient(service_url) as client:
+        async with way.async_client() as client:
             tally = client.tally("async")
             assert await tally.apply([("k", 3, read(5))]) == TallyApplied(1, 0)
             async with tally.buffer(window, every=0.005, most=20) as buffer:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lastbit import AsyncClient, BatchHandle, Client, errors
+from lastbit import BatchHandle, Client, errors
+from tests.sdk.conftest import Way
 from tests.sdk.test_failures import lastbit
 
 DEADLINE = datetime(2099, 5, 4, 17, 30, tzinfo=UTC)
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
 
 
 @pytest.fixture
@@ -54,9 +48,9 @@ def test_a_lowered_tolerance_cancels(client: Client, batch: BatchHandle) -> None
         batch.update(labels={})
 
 
-def test_the_async_client_does_the_same(service_url: str, batch: BatchHandle) -> None:
+def test_the_async_client_does_the_same(way: Way, batch: BatchHandle) -> None:
     async def run() -> None:
-        async with AsyncClient(service_url) as client:
+        async with way.async_client() as client:
             handle = client.batch(batch.id)
             updated = await handle.update(labels={"team": None}, on_exceeded="cancel")
             assert (updated.labels, updated.on_exceeded) == ({"trial": ""}, "cancel")
