@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from lastbit import errors
-from lastbit.client import Client
+from lastbit.client import Client, HasClients, client_of
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.integrations._current import current_item, handling
 from lastbit.integrations._ended import EndedBatches, watch_of
@@ -114,7 +114,7 @@ class _Resolving(BasePartialBatchProcessor):
     def __init__(
         self,
         *args: Any,
-        lastbit: Client | None = None,
+        lastbit: Client | HasClients | None = None,
         item: ItemOf | None = None,
         on_completed: Callable[[Completed], object] | None = None,
         skip_ended: bool = True,
@@ -141,7 +141,7 @@ class _Resolving(BasePartialBatchProcessor):
     @functools.cached_property
     def _lastbit(self) -> Client:
         # Made with the first ack, and kept for the later invocations of this environment.
-        return self._given_client or Client(timeout=TIMEOUT, retry=RETRY)
+        return client_of(self._given_client or Client(timeout=TIMEOUT, retry=RETRY))
 
     def __call__(self, records: Any, handler: Callable[..., Any], lambda_context: Any = None) -> Any:
         return super().__call__(records, self._catching(handler), lambda_context)
@@ -283,15 +283,15 @@ class _Resolving(BasePartialBatchProcessor):
 class LastbitBatchProcessor(_Resolving, BatchProcessor):
     """Powertools' `BatchProcessor` that resolves the items of its records.
 
-    It takes the arguments of `BatchProcessor`, and by name: `lastbit`, the client, by default one made from LASTBIT_URL
-    and LASTBIT_TOKEN that retries for ten seconds; `item`, a function that gets a record as it is in the event and
-    returns its item's id or None. Without `item`, the id is the message attribute `lastbit-item` of SQS, or that header
-    of Kafka; Kinesis and DynamoDB need the function; `on_completed`, called with a `Completed` for each batch that the
-    call for these records finds complete. If it raises, it is called again, up to four times; then the records are
-    reported, and handled again. `skip_ended`: whether records of batches that were cancelled, have expired or were
-    deleted are not handled. `untracked`: what happens to records without an item's id, which are handled by default;
-    "warn" logs a line once, and "refuse" also reports them without handling them, so that they become dead letters.
-    Raises `InvalidArgument`.
+    It takes the arguments of `BatchProcessor`, and by name: `lastbit`, the client or a `lastbit.embedded.Lastbit`, by
+    default a client for LASTBIT_URL and LASTBIT_TOKEN that retries for ten seconds; `item`, a function that gets a
+    record as it is in the event and returns its item's id or None. Without `item`, the id is the message attribute
+    `lastbit-item` of SQS, or that header of Kafka; Kinesis and DynamoDB need the function; `on_completed`, called with
+    a `Completed` for each batch that the call for these records finds complete. If it raises, it is called again, up to
+    four times; then the records are reported, and handled again. `skip_ended`: whether records of batches that were
+    cancelled, have expired or were deleted are not handled. `untracked`: what happens to records without an item's id,
+    which are handled by default; "warn" logs a line once, and "refuse" also reports them without handling them, so that
+    they become dead letters. Raises `InvalidArgument`.
 
     A handler that raises `Failed(reason)` fails the item, and one that raises `Skipped(reason)` skips it. The record is
     not delivered again.

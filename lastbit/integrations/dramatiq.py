@@ -39,7 +39,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from lastbit import errors
 from lastbit.batch import BatchHandle
-from lastbit.client import Client
+from lastbit.client import Client, HasClients, client_of
 from lastbit.failures import Redrive
 from lastbit.integrations import _current, _fan_out, _skipped
 from lastbit.integrations._endings import EndingsWorker, text_of, with_endings
@@ -116,9 +116,10 @@ class _Notes(threading.local):
 class LastbitMiddleware(Middleware):
     """Resolves the items of messages that `fan_out` has sent. Other messages are not touched.
 
-    `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: called with
-    a `Completed` for each complete batch in a result, repeatedly if it raises; see `Acker`. `skipped`: whether a
-    message that a middleware skipped acks, fails or skips its item. `linger`: seconds for which items are gathered.
+    `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`, which may be a
+    `lastbit.embedded.Lastbit`. `on_completed`: called with a `Completed` for each complete batch in a result,
+    repeatedly if it raises; see `Acker`. `skipped`: whether a message that a middleware skipped acks, fails or skips
+    its item. `linger`: seconds for which items are gathered.
     `skip_ended`: whether messages of batches that were cancelled, have expired or were deleted are not processed.
     `app_name`: the name that the producers and workers of an app share, whose workers send `on_success` and
     `on_complete`.
@@ -131,7 +132,7 @@ class LastbitMiddleware(Middleware):
         url: str | None = None,
         *,
         token: str | None = None,
-        client: Client | None = None,
+        client: Client | HasClients | None = None,
         on_completed: Callable[[Completed], object] | None = None,
         skipped: Verb = "ack",
         linger: float = LINGER,
@@ -144,7 +145,7 @@ class LastbitMiddleware(Middleware):
         if skipped not in VERBS:
             raise errors.InvalidArgument(f"skipped is one of {', '.join(VERBS)}, not {skipped!r}")
         self._url, self._token = url, token
-        self._given_client = client
+        self._given_client = None if client is None else client_of(client)
         self._client: Client | None = None
         self._client_process: int | None = None
         self._on_completed = on_completed

@@ -39,7 +39,7 @@ from lastbit import errors
 from lastbit._drivers import Driver
 from lastbit.acker import AsyncAcker, ItemResult
 from lastbit.batch import AsyncBatchHandle
-from lastbit.client import AsyncClient
+from lastbit.client import AsyncClient, HasClients
 from lastbit.failures import Redrive
 from lastbit.integrations import _current, _fan_out, _skipped, _verdicts
 from lastbit.integrations._ended import Watch, watch_of
@@ -123,11 +123,12 @@ class _Session:
 class LastbitMiddleware(TaskiqMiddleware):
     """Resolves the items of tasks that `fan_out` has sent. Other tasks are not touched.
 
-    `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: a function
-    or coroutine function, called with a `Completed` for each complete batch in a result, repeatedly if it raises; see
-    `AsyncAcker`. `linger`: seconds for which resolutions are gathered. `skip_ended`: whether tasks of batches that
-    were cancelled, have expired or were deleted do not run. `app_name`: the name that the producers and workers of an
-    app share, whose workers send `on_success` and `on_complete`.
+    `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`, which may be a
+    `lastbit.embedded.Lastbit`. `on_completed`: a function or coroutine function, called with a `Completed` for each
+    complete batch in a result, repeatedly if it raises; see `AsyncAcker`. `linger`: seconds for which resolutions are
+    gathered. `skip_ended`: whether tasks of batches that were cancelled, have expired or were deleted do not run.
+    `app_name`: the name that the producers and workers of an app share, whose workers send `on_success` and
+    `on_complete`.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         url: str | None = None,
         *,
         token: str | None = None,
-        client: AsyncClient | None = None,
+        client: AsyncClient | HasClients | None = None,
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         linger: float = LINGER,
         skip_ended: bool = True,
@@ -145,7 +146,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         if client is not None and not (url is None and token is None):
             raise errors.InvalidArgument("url and token are for a new client: give either these or client")
         self._url, self._token = url, token
-        self._given_client = client
+        self._given_client = client if client is None or isinstance(client, AsyncClient) else client.async_client()
         self._on_completed = marking_errors_async(on_completed)
         self._linger = linger
         self._skip_ended = skip_ended

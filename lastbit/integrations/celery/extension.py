@@ -13,7 +13,7 @@ from celery.canvas import Signature
 
 from lastbit._protocol import Service
 from lastbit.batch import BatchHandle
-from lastbit.client import Client
+from lastbit.client import Client, HasClients
 from lastbit.errors import InvalidArgument
 from lastbit.failures import Redrive
 from lastbit.integrations._ended import watch_of
@@ -25,16 +25,24 @@ from lastbit.integrations.celery.publisher import Publisher, identity
 from lastbit.models import Completed
 
 
+def _embedded(database: object) -> HasClients:
+    from lastbit import embedded
+
+    return database if isinstance(database, embedded.Lastbit) else embedded.Lastbit(database)
+
+
 class Lastbit:
     """Tracks the tasks of a Celery app whose id is an item's id, and fans out such tasks.
 
-    `url` and `token`: by default LASTBIT_URL and LASTBIT_TOKEN. `when_ignored`: whether the item of a task that raised
-    `Ignore` is acked, failed, or skipped: not needed, and no failure. `on_completed`: called in a worker's main process
-    with a `Completed` for each complete batch that an ack or a failure reports; it may publish a task, but must not
-    wait for one. It is called again after a redelivery, and not if the producer's seal completes the batch.
-    `skip_ended`: whether tasks of batches that were cancelled, have expired or were deleted do not run. `app_name`: the
-    name that the producers and workers of an app share, whose workers publish `on_success` and `on_complete`; by
-    default the name of the Celery app.
+    `url` and `token`: by default LASTBIT_URL and LASTBIT_TOKEN. `database`: instead of these, for an app without a
+    service, the database of `lastbit.embedded`: its URL, an engine of SQLAlchemy, or a `lastbit.embedded.Lastbit`; it
+    needs the schema (see `migrate` there). `when_ignored`: whether the item of a task that raised `Ignore` is acked,
+    failed, or skipped: not needed, and no failure. `on_completed`: called in a worker's main process with a `Completed`
+    for each complete batch that an ack or a failure reports; it may publish a task, but must not wait for one. It is
+    called again after a redelivery, and not if the producer's seal completes the batch. `skip_ended`: whether tasks of
+    batches that were cancelled, have expired or were deleted do not run. `app_name`: the name that the producers and
+    workers of an app share, whose workers publish `on_success` and `on_complete`; by default the name of the Celery
+    app.
 
     Nothing is connected until it is used. Raises `InvalidArgument`, also for a second `Lastbit` of one app.
     """
@@ -45,6 +53,7 @@ class Lastbit:
         url: str | None = None,
         *,
         token: str | None = None,
+        database: object = None,
         when_ignored: Verb = "ack",
         on_completed: Callable[[Completed], object] | None = None,
         skip_ended: bool = True,
@@ -52,11 +61,17 @@ class Lastbit:
     ) -> None:
         if when_ignored not in VERBS:
             raise InvalidArgument(f"when_ignored is one of {', '.join(VERBS)}, not {when_ignored!r}")
-        service = Service.named(url, token, 1.0, None)  # a wrong address is reported here, and not by the first task
+        if database is None:
+            self._new_client: Callable[[], Client] = partial(Client, url, token=token)
+            service = Service.named(url, token, 1.0, None)  # a wrong address is reported here, not by the first task
+        elif url is None and token is None:
+            self._new_client = _embedded(database).client
+            service = self._new_client().driver.service
+        else:
+            raise InvalidArgument("url and token are those of a service: give either these or database")
         # Before a worker forks its children, which share it.
         watch = watch_of(service) if skip_ended else None
         self.app = app
-        self._new_client = partial(Client, url, token=token)
         self._client: tuple[int, Client] | None = None
         self._lock = threading.Lock()
         worker.install(app, lambda: self.client, when_ignored, on_completed, watch)

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
-from lastbit.client import Client
+from lastbit.client import Client, HasClients, client_of
 from lastbit.failures import Redrive
 from lastbit.integrations import Failed, FanOutOptions, Skipped
 from lastbit.integrations._stopping import stopped_by_signals
@@ -55,14 +55,14 @@ def fan_out(
     *,
     batch: BatchHandle | int | None = None,
     identify: Callable[[Value], Any] | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
     **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each value and publish it as a record; then seal the batch and return it.
 
     `producer` is a `confluent_kafka.Producer` or a `kafka.KafkaProducer`. A value is bytes, a text, or an `Outgoing`
-    with a key, headers and a partition. `key` is that of the batch. `lastbit`: the client of Lastbit, by default one
-    made from LASTBIT_URL and LASTBIT_TOKEN.
+    with a key, headers and a partition. `key` is that of the batch. `lastbit`: the client of Lastbit, or a
+    `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and LASTBIT_TOKEN.
 
     Each chunk is flushed. Records whose delivery the producer has given up are published again.
 
@@ -72,7 +72,7 @@ def fan_out(
     delivered), `InvalidArgument`, and the producer's errors, for example for a record that is too large.
     """
     return integrations.fan_out(
-        lastbit or Client(),
+        client_of(lastbit),
         values,
         sender(producer, topic),
         batch=batch,
@@ -82,14 +82,14 @@ def fan_out(
 
 
 def resend(
-    producer: Any, topic: str, redrive: Redrive, values: Iterable[Value], *, lastbit: Client | None = None
+    producer: Any, topic: str, redrive: Redrive, values: Iterable[Value], *, lastbit: Client | HasClients | None = None
 ) -> int:
     """Publish the records of a redrive's items again, and return their number. Store the redrive's position afterwards.
 
     `values` are all values of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`. Everything
     else is as in `fan_out`.
     """
-    return integrations.resend(lastbit or Client(), redrive, values, sender(producer, topic))
+    return integrations.resend(client_of(lastbit), redrive, values, sender(producer, topic))
 
 
 def consume(
@@ -107,7 +107,7 @@ def consume(
     untracked: WhenUntracked = "handle",
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> None:
     """Call `handle` with each record of the topics, in `workers` threads, until SIGTERM or SIGINT or until `stop` is
     set. It returns when the running handlers have ended and their offsets are committed.
@@ -137,7 +137,8 @@ def consume(
         on_completed: Called with a `Completed` for each batch that an ack completes, before the offset is committed;
             see `Client.acker`.
         stop: An event that ends it.
-        lastbit: The client of Lastbit, by default one made from LASTBIT_URL and LASTBIT_TOKEN.
+        lastbit: The client of Lastbit, or a `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and
+            LASTBIT_TOKEN.
 
     Raises:
         InvalidArgument: An argument is invalid.
@@ -160,7 +161,7 @@ def fail_dead_letters(
     every: float = 1.0,
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> None:
     """Consume topics of dead letters, and fail the items of their records. Runs until SIGTERM or SIGINT, or until
     `stop` is set.
@@ -189,12 +190,11 @@ def _consume(
     options: Options,
     on_completed: Callable[[Completed], object] | None,
     stop: threading.Event | None,
-    lastbit: Client | None,
+    lastbit: Client | HasClients | None,
 ) -> None:
     stop = stop or threading.Event()
     untracked = UntrackedMessages(options.untracked, ", ".join(topics))
-    with Client() if lastbit is None else nullcontext(lastbit) as lastbit, stopped_by_signals(stop):
-        connected = lastbit
+    with Client() if lastbit is None else nullcontext(client_of(lastbit)) as connected, stopped_by_signals(stop):
 
         def make_workers(attempt: Handler) -> Workers[Delivery]:
             return Workers(

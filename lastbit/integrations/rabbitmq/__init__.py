@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
-from lastbit.client import Client
+from lastbit.client import Client, HasClients, client_of
 from lastbit.failures import Redrive
 from lastbit.integrations import Failed, FanOutOptions, Skipped
 from lastbit.integrations._reasons import reason_of
@@ -65,14 +65,14 @@ def fan_out(
     exchange: str = "",
     batch: BatchHandle | int | None = None,
     identify: Callable[[Body], Any] | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
     **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each body and publish it as a message; then seal the batch and return it.
 
     `broker` is a URL or pika's parameters. With the default exchange, `routing_key` is the name of the queue. A body is
     bytes, a text, or an `Outgoing` with properties of its own; without them, messages are persistent. `lastbit`: the
-    client of Lastbit, by default one made from LASTBIT_URL and LASTBIT_TOKEN.
+    client of Lastbit, or a `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and LASTBIT_TOKEN.
 
     Publisher confirms are on. Messages that the broker returns because no queue is bound to their key, that it refuses,
     or whose confirmation was lost with the connection are published again.
@@ -85,7 +85,7 @@ def fan_out(
     """
     with Sender(broker, exchange, routing_key) as send:
         return integrations.fan_out(
-            lastbit or Client(),  # not closed here: the handle uses it
+            client_of(lastbit),  # not closed here: the handle uses it
             bodies,
             send,
             batch=batch,
@@ -101,7 +101,7 @@ def resend(
     bodies: Iterable[Body],
     *,
     exchange: str = "",
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> int:
     """Publish the messages of a redrive's items again, and return their number. Store the redrive's position
     afterwards.
@@ -110,7 +110,7 @@ def resend(
     else is as in `fan_out`.
     """
     with Sender(broker, exchange, routing_key) as send:
-        return integrations.resend(lastbit or Client(), redrive, bodies, send)
+        return integrations.resend(client_of(lastbit), redrive, bodies, send)
 
 
 def consume(
@@ -127,7 +127,7 @@ def consume(
     untracked: WhenUntracked = "handle",
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> None:
     """Call `handle` with each message of a queue, in `workers` threads, until SIGTERM or SIGINT or until `stop` is set.
     It returns when the running handlers have ended and their outcomes are stored.
@@ -156,7 +156,8 @@ def consume(
         on_completed: Called with a `Completed` for each batch that an ack completes, before the message is acked; see
             `Client.acker`.
         stop: An event that ends it.
-        lastbit: The client of Lastbit, by default one made from LASTBIT_URL and LASTBIT_TOKEN.
+        lastbit: The client of Lastbit, or a `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and
+            LASTBIT_TOKEN.
 
     A lost connection is opened again. Raises:
         InvalidArgument: An argument is invalid.
@@ -189,7 +190,7 @@ def fail_dead_letters(
     retry_delay: float = 1.0,
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> None:
     """Consume a queue of dead letters: fail the items of its messages, with the last death and its count as the reason,
     and ack the messages. Runs until SIGTERM or SIGINT, or until `stop` is set.
@@ -219,7 +220,7 @@ def _consume(
     options: Options,
     on_completed: Callable[[Completed], object] | None,
     stop: threading.Event | None,
-    lastbit: Client | None,
+    lastbit: Client | HasClients | None,
 ) -> None:
     stop = stop or threading.Event()
     with _client(lastbit) as client, stopped_by_signals(stop):
@@ -236,6 +237,6 @@ def _consume(
         run(broker, queue, options, workers, stop)
 
 
-def _client(lastbit: Client | None) -> AbstractContextManager[Client]:
+def _client(lastbit: Client | HasClients | None) -> AbstractContextManager[Client]:
     """The client that was passed, or a new one that is closed at the end."""
-    return Client() if lastbit is None else nullcontext(lastbit)
+    return Client() if lastbit is None else nullcontext(client_of(lastbit))

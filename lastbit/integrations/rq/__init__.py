@@ -40,7 +40,7 @@ from typing import Any, Final, Unpack
 
 from lastbit import errors
 from lastbit.batch import BatchHandle
-from lastbit.client import Client
+from lastbit.client import Client, HasClients, client_of
 from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
@@ -130,13 +130,14 @@ class LastbitMixin:
         self._compared: dict[str, set[str]] = {}
         """For each queue, the items of finished jobs that need no further look."""
 
-    def lastbit_client(self) -> Client:
-        """A new client. It is called once in a worker, and in a work-horse whose worker takes no requests."""
+    def lastbit_client(self) -> Client | HasClients:
+        """A new client, or a `lastbit.embedded.Lastbit`. It is called once in a worker, and in a work-horse whose
+        worker takes no requests."""
         return Client()
 
     def _client(self) -> Client:
         if self._own_client is None:
-            self._own_client = self.lastbit_client()
+            self._own_client = client_of(self.lastbit_client())
         return self._own_client
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
@@ -366,14 +367,14 @@ class LastbitSimpleWorker(LastbitMixin, SimpleWorker):
     """RQ's worker without forks."""
 
 
-def reconcile(queue: Queue, client: Client | None = None) -> int:
+def reconcile(queue: Queue, client: Client | HasClients | None = None) -> int:
     """Resolve the pending items of jobs of this queue that have ended, and return how many there were.
 
     Finished jobs ack or skip their items, failed and cancelled ones fail them. Workers call this when they start and at
     each maintenance, by default every ten minutes. The token needs the roles `consume` and `read`. Raises
     `ServiceError`, `ServiceUnreachable`.
     """
-    return _reconcile(queue, client or default_client(), set())
+    return _reconcile(queue, client_of(client or default_client()), set())
 
 
 def _reconcile(queue: Queue, client: Client, compared: set[str]) -> int:
@@ -464,7 +465,7 @@ def fan_out(
     function: Any,
     arguments: Iterable[Sequence[Any] | Mapping[str, Any]],
     *,
-    client: Client | None = None,
+    client: Client | HasClients | None = None,
     options: Mapping[str, Any] | None = None,
     batch: BatchHandle | int | None = None,
     identify: Callable[[Any], Any] | None = None,
@@ -476,16 +477,17 @@ def fan_out(
     """Issue an item for each call of the function and enqueue its job; then seal the batch and return it.
 
     `arguments`: a tuple for each call, or a mapping of keyword arguments. `options`: those of `Queue.prepare_data`,
-    such as `{"retry": Retry(max=3), "timeout": 60}`; not `ttl`. `client`: by default one for LASTBIT_URL and
-    LASTBIT_TOKEN. The workers must be a `LastbitWorker`, `LastbitSimpleWorker` or have the `LastbitMixin`. Everything
-    else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again,
-    with the same arguments in the same order. These are compared, or what `identify` returns for those of a call.
+    such as `{"retry": Retry(max=3), "timeout": 60}`; not `ttl`. `client`: also a `lastbit.embedded.Lastbit`; by
+    default a client for LASTBIT_URL and LASTBIT_TOKEN. The workers must be a `LastbitWorker`, `LastbitSimpleWorker` or
+    have the `LastbitMixin`. Everything else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to
+    run a killed producer again, with the same arguments in the same order. These are compared, or what `identify`
+    returns for those of a call.
 
     When the new batch has succeeded, a worker enqueues `on_success`, such as `(publish, ("catalog-42",))`, in this
     queue; when it has ended in any way, `on_complete`. At least once, and normally once: the id of the job is the same
     each time. Only workers whose class names the function in `endings`, and has the same `app_name`, do so.
     """
-    client = client or default_client()
+    client = client_of(client or default_client())
     texts = _endings.text_of("on_success", queue, on_success), _endings.text_of("on_complete", queue, on_complete)
     return _fan_out.fan_out(
         client,
@@ -508,7 +510,7 @@ def resend(
     redrive: Redrive,
     arguments: Iterable[Sequence[Any] | Mapping[str, Any]],
     *,
-    client: Client | None = None,
+    client: Client | HasClients | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> int:
     """Enqueue the jobs of a redrive's items again, and return their number. Store the redrive's position afterwards.
@@ -517,7 +519,7 @@ def resend(
     All jobs are for one function, so not for a batch with several.
     Everything else is as in `fan_out`.
     """
-    client = client or default_client()
+    client = client_of(client or default_client())
     send = _sender(queue, function, options, client)
 
     def send_again(pairs: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from typing import Any, Unpack
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
-from lastbit.client import Client
+from lastbit.client import Client, HasClients, client_of
 from lastbit.failures import Redrive
 from lastbit.integrations import Failed, FanOutOptions, Skipped
 from lastbit.integrations._stopping import stopped_by_signals
@@ -46,14 +46,14 @@ def fan_out(
     identify: Callable[[Body], Any] | None = None,
     group: Group | None = None,
     senders: int = 8,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
     **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each body and send it as a message; then seal the batch and return it.
 
     `client`: boto3's client of SQS. A body is a text, or a mapping with the fields of an entry of `send_message_batch`
     (`MessageBody`, `MessageAttributes`, `DelaySeconds` and so on). `senders`: number of calls at a time. `lastbit`: the
-    client of Lastbit, by default one made from LASTBIT_URL and LASTBIT_TOKEN.
+    client of Lastbit, or a `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and LASTBIT_TOKEN.
 
     On a FIFO queue, `group` is the messages' group, or a function of the body that returns it. The deduplication id is
     the item's id.
@@ -66,7 +66,7 @@ def fan_out(
     queue = Queue(client, queue_url)
     with ThreadPoolExecutor(senders, "lastbit-sqs-send") as executor:
         return integrations.fan_out(
-            lastbit or Client(),  # stays open: the handle that is returned uses it
+            client_of(lastbit),  # stays open: the handle that is returned uses it
             bodies,
             Sender(client, queue, group, executor),
             batch=batch,
@@ -83,7 +83,7 @@ def resend(
     *,
     group: Group | None = None,
     senders: int = 8,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> int:
     """Send the messages of a redrive's items again, and return their number. Store the redrive's position afterwards.
 
@@ -94,7 +94,7 @@ def resend(
     queue = Queue(client, queue_url)
     with ThreadPoolExecutor(senders, "lastbit-sqs-send") as executor:
         send = Sender(client, queue, group, executor, f"/{redrive.position}")
-        return integrations.resend(lastbit or Client(), redrive, bodies, send)
+        return integrations.resend(client_of(lastbit), redrive, bodies, send)
 
 
 def consume(
@@ -113,7 +113,7 @@ def consume(
     untracked: WhenUntracked = "handle",
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> None:
     """Receive messages and call `handle` with each, in `workers` threads, until SIGTERM or SIGINT or until `stop` is
     set. It returns when the running handlers have ended and their outcomes are stored.
@@ -150,7 +150,8 @@ def consume(
         on_completed: Called with a `Completed` for each batch that an ack completes, before the message is deleted; see
             `Client.acker`.
         stop: An event that ends it.
-        lastbit: The client of Lastbit, by default one made from LASTBIT_URL and LASTBIT_TOKEN.
+        lastbit: The client of Lastbit, or a `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and
+            LASTBIT_TOKEN.
 
     Raises:
         InvalidArgument: An argument is invalid, or the queue's visibility timeout is 0 or can't be read.
@@ -188,7 +189,7 @@ def fail_dead_letters(
     until_empty: bool = False,
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
-    lastbit: Client | None = None,
+    lastbit: Client | HasClients | None = None,
 ) -> None:
     """Consume a dead-letter queue: fail the items of its messages, with the number of receives as the reason, and
     delete the messages. Runs until SIGTERM or SIGINT, until `stop` is set, or with `until_empty` until the queue is
@@ -224,8 +225,8 @@ def fail_dead_letters(
 
 
 def _consume(
-    queue: Queue, handle: Handler, options: Options, stop: threading.Event | None, lastbit: Client | None
+    queue: Queue, handle: Handler, options: Options, stop: threading.Event | None, lastbit: Client | HasClients | None
 ) -> None:
     stop = stop or threading.Event()
-    with Client() if lastbit is None else nullcontext(lastbit) as client, stopped_by_signals(stop):
+    with Client() if lastbit is None else nullcontext(client_of(lastbit)) as client, stopped_by_signals(stop):
         Consumer(queue, client, handle, options, stop).run()

@@ -70,7 +70,9 @@ class Place:
         }
         self.app = Celery("publisher", broker=self.broker_url, backend=self.notes_url, set_as_current=False)
         self.app.conf.update(self.settings)
-        self.lastbit = Lastbit(self.app, self.service_url, app_name=self.options.get("app_name"))
+        database = self.options.get("database")
+        url = self.service_url if database is None else None
+        self.lastbit = Lastbit(self.app, url, database=database, app_name=self.options.get("app_name"))
         self.client: Client = self.lastbit.client
         self.notes = redis.Redis.from_url(self.notes_url)
 

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from lastbit import AsyncClient, BatchHandle, Client, Completed, Retry
+from lastbit.client import HasClients
+from lastbit.embedded import Lastbit
 from lastbit.failures import Redrive
 from lastbit.integrations import Skipped
 from lastbit.integrations._untracked import WhenUntracked
@@ -81,6 +83,20 @@ class Link:
     def client(self) -> Client:
         return Client(**self._options, transport=_Cuttable(self))
 
+    @property
+    def given(self) -> Client | HasClients:
+        """What is passed to an adapter for a client."""
+        return self.client
+
+    def given_async(self, client: AsyncClient) -> AsyncClient | HasClients:
+        """The same for an adapter that awaits."""
+        return client
+
+    @property
+    def for_celery(self) -> dict[str, Any]:
+        """The arguments of its adapter."""
+        return {"url": self.url, "token": self.token}
+
     def async_client(self) -> AsyncClient:
         return AsyncClient(**self._options, transport=_AsyncCuttable(self))
 
@@ -95,11 +111,37 @@ class Link:
             raise httpx.ConnectError("the link is cut")
 
 
+class EmbeddedLink(Link):
+    """The way to a database without a service. It can't be cut."""
+
+    def __init__(self, lastbit: Lastbit) -> None:
+        super().__init__(lastbit.url)
+        self._lastbit = lastbit
+
+    @cached_property
+    def client(self) -> Client:
+        return self._lastbit.client()
+
+    def async_client(self) -> AsyncClient:
+        return self._lastbit.async_client()
+
+    @property
+    def given(self) -> HasClients:
+        return self._lastbit
+
+    def given_async(self, client: AsyncClient) -> HasClients:
+        return self._lastbit
+
+    @property
+    def for_celery(self) -> dict[str, Any]:
+        return {"database": self._lastbit}
+
+
 def consumed(consume: Callable[..., None], link: Link, until: Until, **options: Any) -> BaseException | None:
     """Run the `consume` of an adapter in a thread until `until()` is true, or it ends; returns its error."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as executor:
-        future = executor.submit(consume, stop=stop, lastbit=link.client, **options)
+        future = executor.submit(consume, stop=stop, lastbit=link.given, **options)
         try:
             wait_until(lambda: future.done() or until(), "the messages are handled")
         finally:

@@ -36,16 +36,16 @@ class Driver:
         self._queue = moto.queue(visibility=1)
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
-        return sqs.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.client)
+        return sqs.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.given)
 
     def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
-        return sqs.resend(self._queue.client, self._queue.url, redrive, bodies, lastbit=link.client)
+        return sqs.resend(self._queue.client, self._queue.url, redrive, bodies, lastbit=link.given)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         processor = LastbitBatchProcessor(
             EventType.SQS,
             raise_on_entire_batch_failure=False,
-            lastbit=link.client,
+            lastbit=link.given,
             on_completed=on_completed,
             skip_ended=self.skip_ended,
             untracked=self.untracked,

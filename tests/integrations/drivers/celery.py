@@ -47,7 +47,7 @@ class Driver:
             task_default_queue=self._queue,
             broker_transport_options={"global_keyprefix": self._queue},
         )
-        lastbit = Lastbit(app, link.url, token=link.token, **options)
+        lastbit = Lastbit(app, **link.for_celery, **options)
         lastbit._new_client = lambda: link.client  # type: ignore[assignment]
 
         @app.task(name="task", shared=False, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": 0})  # type: ignore[misc]

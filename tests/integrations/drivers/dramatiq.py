@@ -44,7 +44,7 @@ class Driver:
         """The broker is that of producer and worker, so its middleware changes."""
         self._broker.middleware = [each for each in self._broker.middleware if type(each) is not LastbitMiddleware]
         middleware = LastbitMiddleware(
-            client=link.client, on_completed=on_completed, skip_ended=self.skip_ended, shutdown_timeout=1
+            client=link.given, on_completed=on_completed, skip_ended=self.skip_ended, shutdown_timeout=1
         )
         self._broker.add_middleware(middleware)
 

@@ -41,11 +41,11 @@ class Driver:
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         self._sent += len(bodies)
-        return adapter.fan_out(self._producer(), self._topic, bodies, seal=seal, lastbit=link.client)
+        return adapter.fan_out(self._producer(), self._topic, bodies, seal=seal, lastbit=link.given)
 
     def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
         producer = confluent_kafka.Producer({"bootstrap.servers": self._address, "log_level": 0})
-        count = adapter.resend(producer, self._topic, redrive, bodies, lastbit=link.client)
+        count = adapter.resend(producer, self._topic, redrive, bodies, lastbit=link.given)
         self._sent += count
         return count
 

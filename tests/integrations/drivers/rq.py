@@ -43,16 +43,16 @@ class Driver:
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         calls = [(body,) for body in bodies]
-        return adapter.fan_out(self._queue, task, calls, options={"retry": Retry(max=1)}, seal=seal, client=link.client)
+        return adapter.fan_out(self._queue, task, calls, options={"retry": Retry(max=1)}, seal=seal, client=link.given)
 
     def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
         calls = [(body,) for body in bodies]
-        return adapter.resend(self._queue, task, redrive, calls, options={"retry": Retry(max=1)}, client=link.client)
+        return adapter.resend(self._queue, task, redrive, calls, options={"retry": Retry(max=1)}, client=link.given)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         class Worker(adapter.LastbitSimpleWorker):
             def lastbit_client(self) -> Client:
-                return link.client
+                return link.given
 
         Worker.skip_ended = self.skip_ended
         _handles.append(handle)

@@ -33,10 +33,10 @@ class Driver:
         self._queue = moto.queue(visibility=1)
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
-        return adapter.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.client)
+        return adapter.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.given)
 
     def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
-        return adapter.resend(self._queue.client, self._queue.url, redrive, bodies, lastbit=link.client)
+        return adapter.resend(self._queue.client, self._queue.url, redrive, bodies, lastbit=link.given)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         def run(**options: object) -> None:

@@ -67,7 +67,7 @@ class Driver:
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         async def sending() -> int:
             async with link.async_client() as client:
-                self._use(LastbitMiddleware(client=client))
+                self._use(LastbitMiddleware(client=link.given_async(client)))
                 batch = await fan_out(self._task, [(body,) for body in bodies], seal=seal)
                 return batch.id
 
@@ -76,7 +76,7 @@ class Driver:
     def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
         async def sending() -> int:
             async with link.async_client() as client:
-                self._use(LastbitMiddleware(client=client))
+                self._use(LastbitMiddleware(client=link.given_async(client)))
                 return await resend(self._task, redrive, [(body,) for body in bodies])
 
         return asyncio.run(sending())
@@ -84,7 +84,11 @@ class Driver:
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         async def working() -> None:
             async with link.async_client() as client:
-                self._use(LastbitMiddleware(client=client, on_completed=on_completed, skip_ended=self.skip_ended))
+                self._use(
+                    LastbitMiddleware(
+                        client=link.given_async(client), on_completed=on_completed, skip_ended=self.skip_ended
+                    )
+                )
                 self._broker.is_worker_process = True
                 stop = asyncio.Event()
                 receiver = Receiver(self._broker, max_async_tasks=10, wait_tasks_timeout=1)
