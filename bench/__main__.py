@@ -12,6 +12,7 @@ QUESTIONS = (
     "verbs",
     "lifecycle",
     "idle",
+    "embedded",
     "bulk",
     "extend",
     "status",

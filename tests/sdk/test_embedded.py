@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -43,7 +44,7 @@ def lastbit(database_url: str) -> Iterator[Lastbit]:
 def in_a_program(source: str, *arguments: str) -> str:
     """The output of a program of its own."""
     return subprocess.run(
-        [sys.executable, "-c", source, *arguments],
+        [sys.executable, "-c", f"from tests import mutants; mutants.from_environment()\n{source}", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,
@@ -114,13 +115,17 @@ except ImportError as error:
     "self._routes if path in PATHS else self._routes.fastapi",
     "self._routes",
 )
-def test_requests_are_written_to_no_log(lastbit: Lastbit, capfd: pytest.CaptureFixture[str]) -> None:
+def test_requests_are_written_to_no_log(
+    lastbit: Lastbit, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """A program's standard output is its own."""
+    caplog.set_level(logging.DEBUG, "lastbit.embedded")
     with lastbit.client() as client:
         batch = client.open(items=1)
         list(client.batches())
         client.ack(batch.ids)
     assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.name == "lastbit.embedded"] == []
 
 
 def test_what_goes_wrong_is_logged_with_logging() -> None:
@@ -330,6 +335,12 @@ def test_close_waits_for_the_calls_in_progress(lastbit: Lastbit, database_url: s
 # Forks
 
 
+@mutant(
+    "a-forked-child-keeps-the-connections-of-its-parent",
+    "lastbit.embedded:Lastbit._leave_to_parent",
+    "self._running = None",
+    "pass",
+)
 def test_a_child_makes_its_own_connections(lastbit: Lastbit) -> None:
     """The parent has used connections, the event loop and its threads; both go on, and the child may fork too."""
     client = lastbit.client()
@@ -368,22 +379,10 @@ def test_a_lock_that_is_held_during_a_fork_does_not_stop_the_child(sqlite_url: s
 
 
 @mutant(
-    "a-forked-child-closes-the-connections-of-its-parent",
-    "lastbit.embedded:Lastbit._leave_to_parent",
-    "_inherited.append(self._running)",
-    "self._running.close()",
-)
-@mutant(
     "a-fork-waits-for-no-transaction",
     "core.storage.forkable:ForkableDatabase.pause",
     "self._changed.wait_for(lambda: not self._users, PATIENCE)",
     "True",
-)
-@mutant(
-    "a-transaction-begins-during-a-fork",
-    "core.storage.forkable:ForkableDatabase._in_use",
-    "self._changed.wait_for(lambda: not self._forks)",
-    "None",
 )
 def test_children_and_their_parent_lose_no_ack(lastbit: Lastbit) -> None:
     """While threads of the parent have a transaction at nearly any moment, children are forked. SQLite's locks, those
