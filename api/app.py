@@ -134,6 +134,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
                 overdue = JobRuns(database, "deadlines").noting(functools.partial(janitor.expire_overdue, database))
                 running.enter_context(ticking("deadlines", overdue, janitor.DEADLINES_EVERY))
+            service.enlisted.start()
             running.enter_context(app.state.limits.connections.watching())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             # All objects that exist now stay in use. Without this, each full collection would scan them and stop the

@@ -97,7 +97,7 @@ class InProcess:
         self._settings = Settings.model_construct(database_url=url, shed_after=0.0)  # not from the environment
         self.database = ForkableDatabase(url, connections=connections)
         self._connections = connections
-        self._service = Service(self.database, combiner=InlineWhenIdle, writes=InlineWhenIdle, sender=WebhookSender())
+        self.service = Service(self.database, combiner=InlineWhenIdle, writes=InlineWhenIdle, sender=WebhookSender())
         self._has_schema = False
         self._calls = _Calls()
         self._loop: _Loop | None = None
@@ -142,7 +142,7 @@ class InProcess:
         self._calls.wait(GRACE)
         if loop is not None:
             loop.stop()
-        self._service.stop()
+        self.service.stop()
 
     def migrate(self) -> None:
         """Create the schema or update it. Raises `errors.Misconfigured`, with the reason, if the database refuses."""
@@ -160,13 +160,14 @@ class InProcess:
 
     def _check_schema(self) -> None:
         if not self._has_schema:
-            self._service.check_ready()
+            self.service.check_ready()
+            self.service.enlisted.start()
             self._has_schema = True
 
     def _running(self) -> _Loop:
         with self._starting:
             if self._loop is None:
-                self._loop = _Loop(self._service, self._settings, self._connections)
+                self._loop = _Loop(self.service, self._settings, self._connections)
             return self._loop
 
     def _answer_here(self, request: Request) -> Response:
@@ -181,7 +182,7 @@ class InProcess:
         for route in _VERBS.get(request.method, ()):
             match = route.pattern.fullmatch(target)
             if match is not None:
-                call = _Call(self._service, match, request)
+                call = _Call(self.service, match, request)
                 if call.batch >= INTEGER_LIMIT:
                     break
                 return call.answer(route)
@@ -191,17 +192,17 @@ class InProcess:
         key = request.headers.get("idempotency-key")
         try:
             call, check = parse(
-                verb, None if key is None else key.encode(), request.content or b"{}", EVERYBODY, self._service
+                verb, None if key is None else key.encode(), request.content or b"{}", EVERYBODY, self.service
             )
             if check is not None:
                 check()
             if traces.has_sdk():
                 call.trace = traces.in_headers(_encoded(request.headers))
-            content = encode(self._service.acks.ack(call).result())
+            content = encode(self.service.acks.ack(call).result())
         except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             _raise_outage(error)
-            return _refused(refusal(verb, error, None))
-        return Response(200, _JSON, content)
+            return refused(refusal(verb, error, None))
+        return Response(200, JSON, content)
 
 
 class _Call(RouteCall):
@@ -238,10 +239,10 @@ class _Call(RouteCall):
             problem = problem_of(error)
             if problem.code == "internal":
                 log.error("%s %s failed", self._request.method, self.path, exc_info=error)
-            return _refused(problem)
+            return refused(problem)
         assert self._reply is not None
         status, headers = self._reply.status, self._reply.headers
-        return Response(status, {**_JSON, **{name.lower(): headers[name] for name in headers}}, self._reply.content)
+        return Response(status, {**JSON, **{name.lower(): headers[name] for name in headers}}, self._reply.content)
 
     def write(self, operation: Operation, reply: Callable[[Any], Reply]) -> None:
         self._reply = reply(self._service.writes.run(operation))
@@ -259,10 +260,10 @@ class _Call(RouteCall):
 
 
 _VERBS: Final = {method: [verb for verb in verbs.VERBS if verb.method == method] for method in ("GET", "POST", "PUT")}
-_JSON: Final = {"content-type": "application/json"}
+JSON: Final = {"content-type": "application/json"}
 
 
-def _refused(problem: Problem) -> Response:
+def refused(problem: Problem) -> Response:
     headers = {name.lower(): value for name, value in problem.headers.items()}
     return Response(problem.status, {**headers, "content-type": problems.MEDIA_TYPE}, problem.body())
 
@@ -329,7 +330,7 @@ class _Loop:
     """The application in the event loop of a thread."""
 
     def __init__(self, service: Service, settings: Settings, connections: int) -> None:
-        self._service = service
+        self.service = service
         self._settings = settings
         self._connections = connections
         start: Future[tuple[asyncio.AbstractEventLoop, AckRoutes, asyncio.Event]] = Future()
@@ -344,7 +345,7 @@ class _Loop:
             # Requests wait for a thread rather than for a connection, which they would get only for some seconds.
             anyio.to_thread.current_default_thread_limiter().total_tokens = self._connections
             routes = assemble(self._settings, Tokens(self._settings))
-            attach(routes.fastapi, self._service, self._settings, loop)
+            attach(routes.fastapi, self.service, self._settings, loop)
         except BaseException as error:
             start.set_exception(error)
             raise

@@ -47,6 +47,7 @@ from core.bits.cache import Key
 from core.enlisted import outbox
 from core.storage import dialects, schema, statements
 from core.storage.statements import LIST, chunks
+from lastbit.ids import ItemId
 
 SINCE: Final = "0028"
 """The revision of the schema that introduced this. An earlier release would journal the batch."""
@@ -83,6 +84,21 @@ def resolve(tx: Any, call: Call) -> Resolved:
     _write(tx, state)
     resolved.changed.update(state.deltas)
     return resolved
+
+
+def is_resolved(tx: Any, item: ItemId) -> bool:
+    """Whether the item is acked, so that an ack is a repeat. Without a lock: False may be outdated."""
+    dialect = dialects.of(tx)
+    columns = ", ".join(bitfield.Columns._fields)
+    text = (
+        f"SELECT (SELECT group_size FROM {dialect.name(tx, 'batches')} WHERE id = {item.batch}), {columns} "  # noqa: S608
+        f"FROM {dialect.name(tx, 'item_groups')} WHERE batch_id = {item.batch} AND group_no = {item.group}"
+    )
+    [rows] = statements.run(tx, text)
+    if not rows or rows[0][0] is None or item.index >= rows[0][0]:
+        return False
+    group = bitfield.Group.load(_columns(rows[0][1:]), rows[0][0])
+    return bool(group.acked()[item.index])
 
 
 def groups_of(call: Call) -> dict[int, list[int]]:

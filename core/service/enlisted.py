@@ -23,6 +23,7 @@ from core.service.acks import AckService
 from core.storage import schema, statements
 from core.storage.database import Database
 from core.threads import QueueThread
+from lastbit.ids import ItemId
 
 REMEMBERED: Final = 100_000
 """Groups that are remembered as ready."""
@@ -59,6 +60,12 @@ class EnlistedService:
             raise
         self._mover.expect(resolved.changed)
         return resolved
+
+    def is_resolved(self, tx: Transaction, item: ItemId) -> bool:
+        """Whether the item is acked; False may be outdated. Prepares an ack of it, which after an extend in the same
+        transaction would have to wait for that transaction."""
+        self._make_ready(tx, {item.batch: [item.group]})
+        return acks.is_resolved(tx, item)
 
     def open(self, tx: Transaction, operation: writing.Open) -> Opened:
         """Open a batch in the caller's transaction: it exists if that is committed. Raises `errors.Contended`,

@@ -11,19 +11,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack, overload
 
-from lastbit import errors
+from lastbit import _calls, errors
+from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver, unpicklable
 from lastbit._protocol import seconds
 from lastbit._server import program
+from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.client import AsyncClient, Client
+from lastbit.embedded._beginnings import Begin, beginning, engine_of, of_django
 from lastbit.embedded._sending import EmbeddedService, Sender
+from lastbit.embedded._transactions import NEVER_AGAIN, AsyncEffect, Effect, Enlisted, in_sync, once, once_async
 from lastbit.embedded._urls import url_of
+from lastbit.ids import ItemId, ItemIds
+from lastbit.models import AckResult, Opened, OpenOptions
 from lastbit.retry import Retry
 
 __all__ = ["Lastbit"]
@@ -55,6 +63,10 @@ class Lastbit:
         shown = url.set(drivername=url.get_backend_name(), query={})  # a query may have passwords too
         self._shown: str = shown.render_as_string().replace(":***@", "@")
         self._connections = connections
+        self._begin: Begin | None = None
+        """How `once` begins a transaction."""
+        if hasattr(database, "begin") and not hasattr(database, "sync_engine"):
+            self._begin = beginning(database)
         self._lock = threading.Lock()
         self._running: Any = None
         self._is_closed = False
@@ -97,6 +109,146 @@ class Lastbit:
         service = self._service(timeout, retry)
         sender = Sender(self._answering, service)
         return AsyncClient.over(AsyncDriver(service, sender.send_async), sender.close_async)
+
+    @classmethod
+    def from_django(cls, alias: str = "default", *, connections: int = 10) -> Self:
+        """Lastbit on a database of Django's settings. `once` then begins `transaction.atomic`. Raises
+        `InvalidArgument`."""
+        url, begin = of_django(alias)
+        lastbit = cls(url, connections=connections)
+        lastbit._begin = begin
+        return lastbit
+
+    # In a transaction of the caller. Each `tx` is a Connection or Session of SQLAlchemy, a connection of Django in
+    # `transaction.atomic`, or a connection of psycopg, psycopg2, PyMySQL, mysqlclient or sqlite3.
+
+    def ack(self, tx: object, ids: Ids) -> AckResult:
+        """Ack items in your transaction: they are acked if and only if you commit it. The result tells what was
+        applied; its `completed` is empty, as what becomes of the batch is known after the commit. Of two transactions
+        that ack one item, the second waits for the end of the first. Raises `MalformedItem`, `InvalidArgument`, and
+        the errors of your driver, as they are."""
+        return self._enlist(tx).resolve("acks", ids, None)
+
+    def fail(self, tx: object, ids: Ids, reason: str | None = None) -> AckResult:
+        """Mark items as failed in your transaction; otherwise like `ack`."""
+        return self._enlist(tx).resolve("failures", ids, reason)
+
+    def skip(self, tx: object, ids: Ids, reason: str | None = None) -> AckResult:
+        """Mark items as not needed in your transaction; otherwise like `ack`."""
+        return self._enlist(tx).resolve("skips", ids, reason)
+
+    def open(self, tx: object, *, idempotency_key: str | None = None, **options: Unpack[OpenOptions]) -> BatchHandle:
+        """Open a batch in your transaction: it exists if and only if you commit it. Its ids can be used at once. The
+        options are those of `Client.open`, without `parent`. The handle's own methods work after the commit. Raises
+        what `Client.open` does, `InvalidArgument`, and the errors of your driver."""
+        result, replayed = self._open(tx, options, idempotency_key)
+        return BatchHandle(self.client().driver, result.id, result, replayed)
+
+    def _open(self, tx: object, options: OpenOptions, idempotency_key: str | None) -> tuple[Opened, bool]:
+        return self._enlist(tx).driver.run(_calls.open_batch, options, idempotency_key)
+
+    def extend(
+        self,
+        tx: object,
+        batch: int,
+        count: int,
+        *,
+        by: str | ItemId | None = None,
+        idempotency_key: str | None = None,
+    ) -> ItemIds:
+        """Issue `count` more ids of a batch in your transaction. Unless it has also opened the batch, nobody can count
+        items of the batch until you commit: do it last. `by` and `idempotency_key` are those of `BatchHandle.extend`.
+        Raises what that does, `InvalidArgument`, and the errors of your driver."""
+        return self._enlist(tx).driver.run(_calls.extend, batch, count, idempotency_key, None, by).ids
+
+    def seal(self, tx: object, batch: int) -> None:
+        """Seal a batch when you commit your transaction. If it has ended by then, it stays as it is. Raises
+        `BatchNotFound`, `BatchEnded`, `InvalidArgument`, and the errors of your driver."""
+        self._enlist(tx).seal(batch)
+
+    @overload
+    def once(self, item: str | ItemId, effect: Effect, *, using: object = None) -> AckResult: ...
+    @overload
+    def once(self, item: Callable[..., object], *, using: object = None) -> Callable[..., AckResult]: ...
+    def once(self, item: Any, effect: Effect | None = None, *, using: object = None) -> Any:
+        """Have an effect exactly once for an item: run `effect(tx)`, ack the item, and commit, in one transaction. If
+        the item is acked already, or can't be, the effect leaves nothing: `applied` of the result is 0. The result also
+        tells which batches are complete.
+
+        `effect` writes with `tx` alone, which is a connection of the engine, or of Django, that Lastbit was made with.
+        `using`: another engine or sessionmaker of SQLAlchemy, or a driver's connection without a transaction. An error
+        of `effect`, or of the driver, rolls back and is raised as it is: send the message again. Nothing is tried
+        again here. What `effect` does outside the database, such as a mail, may happen again.
+
+        As a decorator, `@lastbit.once`, it makes a function whose first argument is the item, and passes the others on
+        after `tx`. Raises `MalformedItem`, `InvalidArgument`."""
+        if effect is None:
+            return self._once_each(item, using)
+        return once(self._enlist, item, effect, self._beginning(using))
+
+    # The same for `AsyncConnection`, `AsyncSession` and `AsyncEngine` of SQLAlchemy.
+
+    async def async_ack(self, tx: Any, ids: Ids) -> AckResult:
+        """`ack`, awaited."""
+        return await in_sync(tx, lambda connection: self.ack(connection, ids))
+
+    async def async_fail(self, tx: Any, ids: Ids, reason: str | None = None) -> AckResult:
+        """`fail`, awaited."""
+        return await in_sync(tx, lambda connection: self.fail(connection, ids, reason))
+
+    async def async_skip(self, tx: Any, ids: Ids, reason: str | None = None) -> AckResult:
+        """`skip`, awaited."""
+        return await in_sync(tx, lambda connection: self.skip(connection, ids, reason))
+
+    async def async_open(
+        self, tx: Any, *, idempotency_key: str | None = None, **options: Unpack[OpenOptions]
+    ) -> AsyncBatchHandle:
+        """`open`, awaited."""
+        result, replayed = await in_sync(tx, lambda connection: self._open(connection, options, idempotency_key))
+        return AsyncBatchHandle(self.async_client().driver, result.id, result, replayed)
+
+    async def async_extend(
+        self,
+        tx: Any,
+        batch: int,
+        count: int,
+        *,
+        by: str | ItemId | None = None,
+        idempotency_key: str | None = None,
+    ) -> ItemIds:
+        """`extend`, awaited."""
+        return await in_sync(
+            tx, lambda connection: self.extend(connection, batch, count, by=by, idempotency_key=idempotency_key)
+        )
+
+    async def async_seal(self, tx: Any, batch: int) -> None:
+        """`seal`, awaited."""
+        await in_sync(tx, lambda connection: self.seal(connection, batch))
+
+    async def async_once(self, item: str | ItemId, effect: AsyncEffect, *, using: Any) -> AckResult:
+        """`once`, awaited. `using`: an `AsyncEngine` or an `async_sessionmaker` of SQLAlchemy."""
+        return await once_async(self._enlist, item, effect, using.begin)
+
+    def _once_each(self, function: Callable[..., object], using: object) -> Callable[..., AckResult]:
+        if not callable(function):
+            raise errors.InvalidArgument("once needs an item and an effect, or as a decorator a function")
+
+        @functools.wraps(function)
+        def call(item: str | ItemId, *arguments: Any, **options: Any) -> AckResult:
+            return once(self._enlist, item, lambda tx: function(tx, *arguments, **options), self._beginning(using))
+
+        return call
+
+    def _beginning(self, using: object) -> Begin:
+        if using is not None:
+            return beginning(using)
+        if self._begin is None:
+            self._begin = engine_of(program("sqlalchemy").make_url(self._url), self._connections).begin
+        return self._begin
+
+    def _enlist(self, tx: object) -> Enlisted:
+        service = EmbeddedService(self.url, retry=NEVER_AGAIN, timeout=30.0)
+        return Enlisted(self._answering(), service, tx, None)
 
     def close(self) -> None:
         """Finish the calls in progress, and close the connections. Later calls raise `ClientClosed`. Long polls end at
