@@ -6,11 +6,13 @@ subpackages of this one in the wheel, whose build rewrites their imports (decisi
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 
+@cache
 def program(name: str) -> ModuleType:
     """The module with this name in a checkout, such as `core.service`."""
     is_wheel = find_spec(f"{__name__}.core") is not None

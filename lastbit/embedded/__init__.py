@@ -16,6 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
@@ -243,7 +244,7 @@ class Lastbit:
         if using is not None:
             return beginning(using)
         if self._begin is None:
-            self._begin = engine_of(program("sqlalchemy").make_url(self._url), self._connections).begin
+            self._begin = engine_of(import_module("sqlalchemy").make_url(self._url), self._connections).begin
         return self._begin
 
     def _enlist(self, tx: object) -> Enlisted:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
 from lastbit import errors
-from lastbit._server import program
 
 Begin = Callable[[], Any]
 """Returns a context manager that gives the connection, commits at its end, and rolls back after an error."""
@@ -39,7 +39,7 @@ def _of_driver(connection: Any) -> Iterator[Any]:
 
 def engine_of(url: Any, connections: int) -> Any:
     """An engine for transactions of effects, as an application would make it, on Lastbit's database."""
-    sqlalchemy = program("sqlalchemy")
+    sqlalchemy = import_module("sqlalchemy")
     backend = url.get_backend_name()
     driver = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mysql+pymysql"}
     options: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_pre_ping": True}
@@ -63,7 +63,7 @@ def engine_of(url: Any, connections: int) -> Any:
 
 def of_django(alias: str) -> tuple[str, Begin]:
     """The URL of a database of Django's settings, and how its transactions begin. Raises `InvalidArgument`."""
-    django = program("django.db")
+    django = import_module("django.db")
     try:
         settings = django.connections[alias].settings_dict
     except Exception as error:
@@ -87,7 +87,7 @@ def of_django(alias: str) -> tuple[str, Begin]:
 
     @contextlib.contextmanager
     def begin() -> Iterator[Any]:
-        with program("django.db.transaction").atomic(using=alias):
+        with import_module("django.db.transaction").atomic(using=alias):
             yield django.connections[alias]
 
     return url, begin

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 from lastbit import errors
-from lastbit._server import program
 
 Rows = Sequence[Sequence[Any]]
 
@@ -144,14 +144,14 @@ def _cursors(connection: Any) -> Callable[[], Any]:
     """Makes cursors that return tuples, whatever the connection's own do."""
     packages = _packages(connection)
     if "psycopg" in packages:
-        rows = program("psycopg.rows")
+        rows = import_module("psycopg.rows")
         return lambda: connection.cursor(row_factory=rows.tuple_row)
     if "psycopg2" in packages:
-        extensions = program("psycopg2.extensions")
+        extensions = import_module("psycopg2.extensions")
         return lambda: connection.cursor(cursor_factory=extensions.cursor)
     for package in ("pymysql", "MySQLdb"):
         if package in packages:
-            cursors = program(f"{package}.cursors")
+            cursors = import_module(f"{package}.cursors")
             return lambda: connection.cursor(cursors.Cursor)
 
     def cursor() -> Any:

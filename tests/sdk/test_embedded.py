@@ -231,7 +231,7 @@ def test_neither_it_nor_its_clients_are_pickled(lastbit: Lastbit) -> None:
 @mutant(
     "a-client-without-a-service-works-on-any-schema",
     "api.in_process:InProcess._check_schema",
-    "self._service.check_ready()",
+    "self.service.check_ready()",
     "pass",
 )
 @pytest.mark.parametrize("is_async", [False, True])
