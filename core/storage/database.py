@@ -99,9 +99,13 @@ def after_commit(tx: Connection, react: Callable[[], None]) -> None:
 
 class Database:
     """A pool of at most `connections` connections to one database. Threads may share it; it connects when it is first
-    used."""
+    used.
 
-    def __init__(self, url: str, *, connections: int = 50) -> None:
+    `schema` is where the tables are: on PostgreSQL a schema, on MariaDB and MySQL another database of the same server
+    than the URL's. Without one, they are where the URL and the account's settings lead.
+    """
+
+    def __init__(self, url: str, *, schema: str | None = None, connections: int = 50) -> None:
         try:
             self.url = sa.make_url(url)
         except (sa.exc.ArgumentError, ValueError) as error:  # the second one: a port that isn't a number
@@ -119,8 +123,11 @@ class Database:
             raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql, mariadb or postgresql")
         if not dialect.is_embedded:
             self.url = self.url.set(drivername=dialect.driver)
+        self.schema = schema
+        if schema is not None:
+            self.url = dialect.located(self.url, schema)
         self.dialect = dialect
-        self.engine = dialect.engine(self.url, connections, LOCK_WAIT)
+        self.engine = dialect.engine(self.url, connections, LOCK_WAIT, schema)
         continuity.watch(self.engine, dialect.origin, self._doubt)
         if not dialect.is_embedded:
             commit_marks.watch(self.engine)
@@ -129,6 +136,10 @@ class Database:
     def is_embedded(self) -> bool:
         """The database is a file that only this service uses."""
         return self.dialect.is_embedded
+
+    def qualified(self, table: str) -> str:
+        """The name of a table of ours, for a statement on a connection that isn't ours."""
+        return self.dialect.qualified(self.schema, table)
 
     def write(
         self,

@@ -69,10 +69,10 @@ def _of_server(database: Database, error: DBAPIError) -> tuple[str, str]:
             "machine",
         )
     if obstacle is Obstacle.NO_DATABASE:
-        quoted = dialect.quote + name.replace(dialect.quote, 2 * dialect.quote) + dialect.quote
         return (
             f"the server at {server} has no database {name!r} (user {user!r})",
-            f"create it with CREATE DATABASE {quoted} {dialect.new_database}, or name another in LASTBIT_DATABASE_URL",
+            f"create it with CREATE DATABASE {dialect.quoted(name)} {dialect.new_database}, or name another in "
+            "LASTBIT_DATABASE_URL",
         )
     if obstacle is Obstacle.NO_ACCESS:
         return (

@@ -99,11 +99,24 @@ class Dialect(abc.ABC):
         return "NULL"
 
     @abc.abstractmethod
-    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
-        """An engine with at most `connections` connections. Their statements wait up to `lock_wait` seconds for a lock.
+    def located(self, url: sa.URL, schema: str) -> sa.URL:
+        """The URL of the database that has this schema. Raises `errors.Misconfigured` for an unsuitable name."""
+
+    @abc.abstractmethod
+    def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
+        """An engine with at most `connections` connections. Their statements wait up to `lock_wait` seconds for a lock,
+        and find tables in the `schema` alone; without one, where the account's settings say.
 
         Raises `errors.Misconfigured` for an unsuitable URL.
         """
+
+    def quoted(self, name: str) -> str:
+        """A name in a statement."""
+        return self.quote + name.replace(self.quote, 2 * self.quote) + self.quote
+
+    def qualified(self, schema: str | None, table: str) -> str:
+        """A table's name in a statement on any connection to the server."""
+        return table if schema is None else f"{self.quoted(schema)}.{self.quoted(table)}"
 
     @abc.abstractmethod
     def origin(self, driver: Any) -> tuple[Any, ...]:

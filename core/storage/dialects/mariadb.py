@@ -44,6 +44,8 @@ READ_TIMEOUT: Final = 60
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
+LONGEST_NAME: Final = 64
+"""Characters of a database's name."""
 
 
 # Deadlock (also used for Galera's certification failures), record changed since last read, rolled back by group
@@ -96,7 +98,12 @@ class MariaDB(Dialect):
     def one_time(self, tx: Connection) -> str:
         return self.now
 
-    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+    def located(self, url: sa.URL, schema: str) -> sa.URL:
+        if not 0 < len(schema) <= LONGEST_NAME or "\0" in schema:
+            raise errors.Misconfigured(f"a database's name has 1 to {LONGEST_NAME} characters, got {schema!r}")
+        return url.set(database=schema)
+
+    def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
         session = (
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
             f"innodb_lock_wait_timeout = {lock_wait}, group_concat_max_len = {CONCATENATED} "

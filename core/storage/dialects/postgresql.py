@@ -56,6 +56,10 @@ SILENCE: Final = 60
 """Seconds without a response, after which a connection counts as lost."""
 LONG: Final = 4096
 """Bytes up to which a text is a constant, which the planner can look up in its statistics."""
+LONGEST_NAME: Final = 63
+"""Bytes. The server shortens a longer name, so two could mean the same schema."""
+_SPECIAL: Final = frozenset({"$user", "information_schema"})
+"""Names that don't mean an ordinary schema in a search path, even if they are quoted. Others begin with `pg_`."""
 MIGRATION: Final = 0x6C617374626974
 """The advisory lock of migrations: "lastbit"."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -103,7 +107,14 @@ class PostgreSQL(Dialect):
     def one_time(self, tx: Connection) -> str:
         return self.now
 
-    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+    def located(self, url: sa.URL, schema: str) -> sa.URL:
+        if not 0 < len(schema.encode()) <= LONGEST_NAME or "\0" in schema:
+            raise errors.Misconfigured(f"a schema's name has 1 to {LONGEST_NAME} bytes, got {schema!r}")
+        if schema in _SPECIAL or schema.startswith("pg_"):
+            raise errors.Misconfigured(f"the schema {schema!r} belongs to PostgreSQL: choose another name")
+        return url
+
+    def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
         session = (
             "SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
             # Compiling a statement takes longer than these statements take.
@@ -111,6 +122,8 @@ class PostgreSQL(Dialect):
             # Otherwise the backslashes in `blob` would be escapes.
             f"SET standard_conforming_strings = on; SET idle_in_transaction_session_timeout = '{IDLE}s'"
         )
+        if schema is not None:
+            session += f"; SET search_path = {self.quoted(schema)}"
         engine = sa.create_engine(
             url,
             **engines.pool(connections),

@@ -73,7 +73,12 @@ class SQLite(Dialect):
         # In a larger statement, SQLite would call the function once for each place.
         return f"'{tx.exec_driver_sql('SELECT lastbit_now()').scalar_one()}'"
 
-    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+    def located(self, url: sa.URL, schema: str) -> sa.URL:
+        raise errors.Misconfigured(
+            f"an SQLite file has no schemas, got {schema!r}: its tables are in the file, beside yours if you have any"
+        )
+
+    def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
             raise errors.Misconfigured("SQLite in memory loses all data at the end; expected a file: sqlite:///PATH")
         try:
