@@ -87,6 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--database-url", metavar="URL", help="sqlite:///FILE, or postgresql:// or mysql://USER:PASSWORD@HOST/DATABASE"
     )
+    parser.add_argument(
+        "--database-schema", metavar="NAME", help="the schema (or MariaDB's database) for Lastbit's tables alone"
+    )
     parser.add_argument("--workers", type=int, help="processes (1)")
     parser.add_argument("--json", action="store_true", help="check: print one JSON document")
     parser.add_argument(
@@ -116,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         if command == "serve":
             _check_access(settings)
             connections.check_open_files(settings.max_connections)
-        with opened(settings.database_url) as database:
+        with opened(settings.database_url, settings.database_schema) as database:
             description = database.describe()
             if command == "serve" and database.is_embedded and not Path(database.url.database or "").exists():
                 description += ", which is new"

@@ -82,7 +82,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(settings.log_level)  # a worker process doesn't run `api.__main__`
         omit_creation_times()
-        database = Database(settings.database_url)
+        database = Database(settings.database_url, schema=settings.database_schema)
         if database.is_embedded:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)

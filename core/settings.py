@@ -31,6 +31,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="LASTBIT_", extra="ignore")
 
     database_url: str = "sqlite:///lastbit.db"
+    database_schema: str | None = None
+    """The schema of PostgreSQL, or the database of MariaDB and MySQL, that has the tables, beside those of others."""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     probe_port: int | None = Field(default=None, ge=1, le=65535)

@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--once", action="store_true", help="end when nothing is due")
     parser.add_argument("--database-url", metavar="URL", help="default: LASTBIT_DATABASE_URL")
+    parser.add_argument("--database-schema", metavar="NAME", help="default: LASTBIT_DATABASE_SCHEMA")
     parser.add_argument(
         "--every",
         dest="dispatcher_every",
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        with opened(settings.database_url) as database:
+        with opened(settings) as database:
             check_privileges(database)
             dispatcher = Dispatcher(
                 database,

@@ -110,10 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="report what would be done, and do nothing")
     parser.add_argument("--database-url", metavar="URL", help="default: LASTBIT_DATABASE_URL")
+    parser.add_argument("--database-schema", metavar="NAME", help="default: LASTBIT_DATABASE_SCHEMA")
     options = parser.parse_args(arguments)
-    settings = settings_of(parser, {"database_url": options.database_url})
+    settings = settings_of(parser, {"database_url": options.database_url, "database_schema": options.database_schema})
     try:
-        with opened(settings.database_url) as database:
+        with opened(settings) as database:
             if not options.dry_run:
                 check_privileges(database)
             clock_difference = database.read(checks.clock_ahead)

@@ -7,9 +7,10 @@ from typing import Any
 
 from alembic import context
 from alembic.ddl.mysql import MySQLImpl
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core.storage import faults, tables
+from core.storage import faults, namespaces, tables
 from core.storage.database import Database
 
 
@@ -28,9 +29,10 @@ class Resuming(MySQLImpl):
             raise
 
 
-def _run(connection: object) -> None:
+def _run(connection: Connection, version_table: str) -> None:
     context.configure(
-        connection=connection,  # type: ignore[arg-type]
+        connection=connection,
+        version_table=version_table,
         target_metadata=tables.metadata,
         compare_type=True,
         render_as_batch=True,
@@ -41,9 +43,10 @@ def _run(connection: object) -> None:
 
 connection = context.config.attributes.get("connection")
 if connection is not None:
-    _run(connection)
+    _run(connection, context.config.attributes["version_table"])
 else:
     url = os.environ.get("LASTBIT_DATABASE_URL", "sqlite:///lastbit.db")
-    with Database(url) as database, database.engine.connect() as own:
-        _run(own)
+    schema = os.environ.get("LASTBIT_DATABASE_SCHEMA")
+    with Database(url, schema=schema) as database, database.engine.connect() as own:
+        _run(own, namespaces.version_table(own))
         own.commit()

@@ -515,7 +515,7 @@ def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
 
 def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
     """The SQL of docs/database.md: one account migrates, the other one serves and runs the jobs, neither is root."""
-    *_, script = blocks(ROOT / "docs/database.md", "sql")
+    _, _, script, _ = blocks(ROOT / "docs/database.md", "sql")
     with mariadb.connect() as connection, connection.cursor() as cursor:
         for statement in script.split(";"):
             if statement.strip():
@@ -524,7 +524,7 @@ def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
 
 
 def test_the_documented_grants_suffice_on_postgresql(postgresql: PostgreSQL) -> None:
-    creation, grants, _ = blocks(ROOT / "docs/database.md", "sql")
+    creation, grants, _, _ = blocks(ROOT / "docs/database.md", "sql")
     for script, database in ((creation, "postgres"), (grants, "lastbit")):
         with contextlib.closing(postgresql.connect(database)) as connection:
             for statement in script.strip().removesuffix(";").split(";"):
@@ -532,10 +532,22 @@ def test_the_documented_grants_suffice_on_postgresql(postgresql: PostgreSQL) -> 
     suffices("postgresql", postgresql.port)
 
 
-def suffices(scheme: str, port: int) -> None:
-    """The two accounts of the page can do their work."""
-    address = f"127.0.0.1:{port}/lastbit"
-    serving_url = f"{scheme}://lastbit:change-me@{address}"
+def test_the_documented_grants_for_a_schema_beside_others_suffice(
+    mortal_postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = blocks(ROOT / "docs/database.md", "sql")[-1]
+    mortal_postgresql.new_database("app")
+    with contextlib.closing(mortal_postgresql.connect("app")) as connection:
+        for statement in ("CREATE ROLE app LOGIN", "CREATE ROLE lastbit_migrate LOGIN", *script.split(";")):
+            connection.execute(statement.encode())
+    monkeypatch.setenv("LASTBIT_DATABASE_SCHEMA", "lastbit")
+    suffices("postgresql", mortal_postgresql.port, name="app")
+
+
+def suffices(scheme: str, port: int, name: str = "lastbit") -> None:
+    """The two accounts of the page can do their work, in the database of this name."""
+    address = f"127.0.0.1:{port}/{name}"
+    serving_url = f"{scheme}://{name}:change-me@{address}"
     migration = run_module("api", "migrate", "--database-url", f"{scheme}://lastbit_migrate:change-me@{address}")
     assert migration.returncode == 0, migration.stderr
     checked = run_module("api", "check", "--json", "--database-url", serving_url)

@@ -37,7 +37,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from core import errors, metrics
 from core.storage import commit_marks, continuity, dialects, faults, statements, write_probes
 from core.storage.commit_marks import Mark
-from core.storage.dialects.dialect import HAS_WRITTEN
+from core.storage.dialects.dialect import HAS_WRITTEN, SCHEMA
 from core.storage.dialects.dialect import LOCK_WAIT as LOCK_WAIT_OPTION
 from core.storage.write_watch import FAILING, WriteWatch
 
@@ -105,7 +105,7 @@ class Database:
     than the URL's. Without one, they are where the URL and the account's settings lead.
     """
 
-    def __init__(self, url: str, *, schema: str | None = None, connections: int = 50) -> None:
+    def __init__(self, url: str | sa.URL, *, schema: str | None = None, connections: int = 50) -> None:
         try:
             self.url = sa.make_url(url)
         except (sa.exc.ArgumentError, ValueError) as error:  # the second one: a port that isn't a number
@@ -124,10 +124,12 @@ class Database:
         if not dialect.is_embedded:
             self.url = self.url.set(drivername=dialect.driver)
         self.schema = schema
+        self.given_url = self.url
         if schema is not None:
             self.url = dialect.located(self.url, schema)
         self.dialect = dialect
         self.engine = dialect.engine(self.url, connections, LOCK_WAIT, schema)
+        self.engine.update_execution_options(**{SCHEMA: schema})
         continuity.watch(self.engine, dialect.origin, self._doubt)
         if not dialect.is_embedded:
             commit_marks.watch(self.engine)
@@ -400,7 +402,9 @@ class Database:
         """Where the data is, for people: the absolute path of a file, or user, host and database without password."""
         if not self.is_embedded:
             scheme = self.url.get_backend_name()
-            return f"the database {self.url.set(drivername=scheme).render_as_string(hide_password=True)}"
+            server = self.url.set(drivername=scheme).render_as_string(hide_password=True)
+            within = "" if self.schema in (None, self.url.database) else f"the schema {self.schema!r} of "
+            return f"{within}the database {server}"
         return f"the SQLite file {Path(self.url.database or '').absolute()}"
 
     def __repr__(self) -> str:

@@ -16,9 +16,9 @@ from core.storage.dialects import Obstacle
 
 
 @contextlib.contextmanager
-def opened(url: str) -> Iterator[Database]:
+def opened(url: str, schema_name: str | None = None) -> Iterator[Database]:
     """The database at `url`. Raises `errors.Misconfigured` for errors of the database itself, and passes on others."""
-    with Database(url) as database:
+    with Database(url, schema=schema_name) as database:
         try:
             yield database
         except DBAPIError as error:
@@ -67,6 +67,16 @@ def _of_server(database: Database, error: DBAPIError) -> tuple[str, str]:
             f"the database server at {server} refuses the user {user!r} (database {name!r})",
             "check the password in LASTBIT_DATABASE_URL or --database-url, and that the user may connect from this "
             "machine",
+        )
+    if obstacle is Obstacle.READ_ONLY:
+        return (
+            f"the server at {server} accepts no writes (database {name!r}, user {user!r}): {text}",
+            "set LASTBIT_DATABASE_URL to the primary; if this server is the primary, let it accept writes again",
+        )
+    if obstacle is Obstacle.NO_DATABASE and database.schema is not None:
+        return (
+            f"the server at {server} has no database {name!r} (user {user!r})",
+            f"run `{programs.command('api', 'migrate')}`, which creates it, with an account that may",
         )
     if obstacle is Obstacle.NO_DATABASE:
         return (

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, programs
-from core.storage import dialects, faults, statements, tables
+from core.storage import dialects, faults, namespaces, statements, tables
 from core.storage.database import LOCK_WAIT, Database
 
 PATIENCE: Final = 60
@@ -54,13 +54,16 @@ def newest() -> str:
 
 def current(tx: Connection) -> str | None:
     """The revision that the database has."""
-    return MigrationContext.configure(tx).get_current_revision()
+    version_table = namespaces.version_table(tx)
+    return MigrationContext.configure(tx, opts={"version_table": version_table}).get_current_revision()
 
 
 def check(tx: Connection) -> None:
     """Raise `errors.Misconfigured` if the schema is missing, older than this code, or no longer supports it."""
     revision = current(tx)
     newest_known, all_known = _revisions()
+    if revision is None:
+        namespaces.check_usage(tx)
     if revision is None or (revision in all_known and revision != newest_known):
         state = "no schema" if revision is None else f"the schema of revision {revision}"
         migration = programs.command("api", "migrate")
@@ -89,12 +92,14 @@ def empty_writes() -> Iterator[tuple[sa.Table, sa.Executable]]:
 
 
 def migrate(database: Database, revision: str = "head") -> None:
-    """Upgrade or downgrade the schema to `revision`. Concurrent migrations wait for each other. A migration that was
-    killed half-way is completed.
+    """Upgrade or downgrade the schema to `revision`, after creating it if it is one of the database's own. Concurrent
+    migrations wait for each other. A migration that was killed half-way is completed.
 
     Raises `errors.Unavailable` if the database can't be reached or another migration takes longer than a minute;
-    `errors.LockTimeout` if a long transaction keeps a table in use.
+    `errors.LockTimeout` if a long transaction keeps a table in use; `errors.Misconfigured` if the schema can't be
+    created, or has tables of others with our names.
     """
+    namespaces.create(database)
     with database.connection() as connection:
         if database.is_embedded:
             connection = connection.execution_options(**database.dialect.begin_writing)
@@ -153,8 +158,12 @@ def _migrate(connection: Connection, revision: str) -> None:
     before = current(connection)
     if before is not None and before not in _revisions()[1]:
         return  # the schema is from a newer release; `check` decides whether it supports this one
+    if before is None:
+        namespaces.check_usage(connection)
+    if revision == "head" and before != newest():
+        _check_names(connection, before)
     config = _config()
-    config.attributes["connection"] = connection
+    config.attributes.update(connection=connection, version_table=namespaces.version_table(connection))
     if before is None and revision == "head":
         _serve_only_this(connection)
     with _alembic_as_before():
@@ -169,13 +178,37 @@ def _migrate(connection: Connection, revision: str) -> None:
 def _alembic_as_before() -> Iterator[None]:
     """Alembic's modules `op` and `context` act for the migration that runs. If that is a user's own, which calls
     `migrate`, let them act for it again afterwards."""
-    namespaces = [vars(op), vars(context)]
-    before = [namespace.copy() for namespace in namespaces]
+    modules = [vars(op), vars(context)]
+    before = [module.copy() for module in modules]
     try:
         yield
     finally:
-        for namespace, names in zip(namespaces, before, strict=True):
-            namespace.update(names)
+        for module, names in zip(modules, before, strict=True):
+            module.update(names)
+
+
+def _check_names(connection: Connection, before: str | None) -> None:
+    """Raise `errors.Misconfigured` if the migrations that follow this revision would create a table that exists."""
+    script = ScriptDirectory.from_config(_config())
+    following = next(revision.revision for revision in script.walk_revisions() if revision.down_revision == before)
+    support = tables.schema_support
+    first = {support.name: frozenset(support.columns.keys())}  # see `_serve_only_this`
+    namespaces.check_free(connection, {} if before is None else _shape(before), _shape(following) | first)
+
+
+@cache
+def _shape(revision: str) -> dict[str, frozenset[str]]:
+    """The tables of a revision, with their columns: they are made in memory."""
+    config = _config()
+    with sa.create_engine("sqlite://", poolclass=sa.NullPool).connect() as connection:
+        config.attributes.update(connection=connection, version_table=namespaces.VERSION)
+        with _alembic_as_before():
+            command.upgrade(config, revision)
+        inspector = sa.inspect(connection)
+        return {
+            table: frozenset(column["name"] for column in inspector.get_columns(table))
+            for table in inspector.get_table_names()
+        }
 
 
 def _serve_only_this(connection: Connection) -> None:

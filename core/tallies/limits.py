@@ -118,7 +118,7 @@ def _totals(pipeline: Pipeline, keys: Sequence[Key], *, locked: bool = False) ->
         condition = statements.among(tx, ("tally", "tally_key"), [(tally, key) for key in part])
         if locked:
             names = [f"{tally}:{key}" for key in part]
-            *locks, text = dialect.sum_locked(results, "tallies", condition, "tally_key", names)
+            *locks, text = dialect.sum_locked(tx, results, "tallies", condition, "tally_key", names)
             pipeline.later(*locks)
         else:
             source = f"{dialect.by_primary_key('tallies')} WHERE {condition}"

@@ -282,7 +282,7 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(serve
 @mutant(
     "concurrent-sources-pass-the-limit",
     "core.tallies.limits:_totals",
-    'dialect.sum_locked(results, "tallies", condition, "tally_key", names)',
+    'dialect.sum_locked(tx, results, "tallies", condition, "tally_key", names)',
     '[f"SELECT {results} FROM tallies WHERE {condition} GROUP BY tally_key"]',
 )
 @pytest.mark.mariadb

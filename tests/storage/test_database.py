@@ -30,6 +30,7 @@ from core.storage import faults, schema, tables
 from core.storage.database import Database
 from core.storage.dialects import mariadb, sqlite
 from core.storage.engines import MOST_AGE, MOST_IDLE
+from core.storage.namespaces import VERSION
 from tests.mutants import mutant
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
@@ -439,10 +440,10 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
         for _ in range(2):
             schema.migrate(database)
             with database.engine.connect() as connection:
-                context = MigrationContext.configure(connection, opts={"compare_type": True})
+                context = MigrationContext.configure(connection, opts={"compare_type": True, "version_table": VERSION})
                 assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
             schema.migrate(database, "base")
-            assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
+            assert set(sa.inspect(database.engine).get_table_names()) <= {VERSION}
 
 
 USERS_ENV = """
@@ -544,11 +545,11 @@ def test_an_older_schema_is_refused_and_a_newer_one_may_exclude_this_release(dat
         schema.migrate(database)
         database.read(schema.check)
         with database.engine.begin() as connection:
-            connection.execute(sa.text("UPDATE alembic_version SET version_num = 'from-the-future'"))
+            connection.execute(sa.text(f"UPDATE {VERSION} SET version_num = 'from-the-future'"))
         database.read(schema.check)
         schema.migrate(database)
         with database.engine.begin() as connection:
-            assert MigrationContext.configure(connection).get_current_revision() == "from-the-future"
+            assert schema.current(connection) == "from-the-future"
             connection.execute(sa.text("UPDATE schema_support SET oldest = 'from-the-future'"))
         with pytest.raises(errors.Misconfigured, match="which requires a release that knows revision from-the-future"):
             database.read(schema.check)
@@ -625,7 +626,7 @@ def test_a_migration_killed_after_any_statement_is_finished_by_the_next(mariadb_
         database.read(schema.check)
         with database.engine.connect() as connection:
             assert schema.serves_only(connection, schema.newest()), "no older release uses a new database"
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            context = MigrationContext.configure(connection, opts={"compare_type": True, "version_table": VERSION})
             assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
             for seed in (tables.feed_head, tables.callback_cursor, tables.schema_support):
                 assert connection.scalar(sa.select(sa.func.count()).select_from(seed)) == 1

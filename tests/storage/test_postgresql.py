@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from core import errors
 from core.storage import schema, tables
 from core.storage.database import Database
+from core.storage.namespaces import VERSION
 from tests.mutants import mutant
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
@@ -26,13 +27,13 @@ def test_migrations_go_up_and_down_and_match_the_tables(postgresql_url: str) -> 
         for _ in range(2):
             schema.migrate(database)
             with database.engine.connect() as connection:
-                context = MigrationContext.configure(connection, opts={"compare_type": True})
+                context = MigrationContext.configure(connection, opts={"compare_type": True, "version_table": VERSION})
                 assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
             dump = templates.dump(database)
             schema.migrate(database, "base")
-            assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
+            assert set(sa.inspect(database.engine).get_table_names()) <= {VERSION}
         with database.engine.begin() as connection:
-            connection.exec_driver_sql("DROP TABLE alembic_version")
+            connection.exec_driver_sql(f"DROP TABLE {VERSION}")
         templates.migrate(database)
         assert templates.dump(database) == dump
 

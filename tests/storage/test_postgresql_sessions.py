@@ -171,7 +171,7 @@ def test_a_sum_waits_for_another_that_is_not_committed(database: Database) -> No
 
     def add(tx: Connection, topic: str) -> list[dialects.Rows]:
         insert = f"INSERT INTO tallies VALUES ('t', 'k', '{topic}', 0, 0, 1, 0, 7)"
-        sums = dialects.of(tx).sum_locked("SUM(value)", "tallies", "tally = 't'", "tally_key", ["t:k"])
+        sums = dialects.of(tx).sum_locked(tx, "SUM(value)", "tallies", "tally = 't'", "tally_key", ["t:k"])
         return statements.run(tx, insert, *sums)
 
     with engine.connect() as first, engine.connect() as second, engine.connect() as admin:
@@ -197,8 +197,8 @@ def test_only_tallies_write_after_a_savepoint(database: Database) -> None:
     assert uses == {"tallies/writes.py", "storage/checks/postgresql.py"}
     sums = dialects.named("postgresql")
     assert sums is not None
-    text, _ = sums.sum_locked("SUM(value)", "tallies", "tally = 't'", "tally_key", ["t:k"])
     with database.engine.connect() as first, database.engine.connect() as second:
+        text, _ = sums.sum_locked(first, "SUM(value)", "tallies", "tally = 't'", "tally_key", ["t:k"])
         statements.run(first, "SAVEPOINT tallies", text, "ROLLBACK TO SAVEPOINT tallies")
         second.exec_driver_sql("SET LOCAL lock_timeout = '1ms'")
         statements.run(second, text)

@@ -20,7 +20,7 @@ _SETTINGS: Final = """
     server_version server_version_num server_encoding default_transaction_read_only fsync
     full_page_writes synchronous_commit synchronous_standby_names default_transaction_isolation
     TimeZone client_encoding lock_timeout standard_conforming_strings statement_timeout
-    transaction_timeout idle_in_transaction_session_timeout max_connections
+    transaction_timeout idle_in_transaction_session_timeout search_path max_connections
     superuser_reserved_connections reserved_connections
 """
 
@@ -45,7 +45,7 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
                 savepoint.rollback()
             yield writes
         yield from _durability(settings)
-        yield from _session(settings)
+        yield from _session(settings, database)
         yield _timeouts(settings)
         limits = tx.exec_driver_sql(
             "SELECT (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), "
@@ -131,7 +131,7 @@ def _durability(settings: dict[str, str]) -> Iterator[Finding]:
         )
 
 
-def _session(settings: dict[str, str]) -> Iterator[Finding]:
+def _session(settings: dict[str, str], database: Database) -> Iterator[Finding]:
     proxy = "something between the service and the server, such as a pooler, changes sessions: connect without it"
     isolation = settings["default_transaction_isolation"]
     if isolation == "read committed":
@@ -145,6 +145,8 @@ def _session(settings: dict[str, str]) -> Iterator[Finding]:
         "idle_in_transaction_session_timeout": str(IDLE * 1000),
         "standard_conforming_strings": "on",
     }
+    if database.schema is not None:
+        expected["search_path"] = database.dialect.quoted(database.schema)
     wrong = [f"{name} is {settings[name]}, not {value}" for name, value in expected.items() if settings[name] != value]
     if wrong:
         yield Finding("session", Verdict.BROKEN, "the service's session has wrong settings: " + "; ".join(wrong), proxy)

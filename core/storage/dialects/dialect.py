@@ -24,6 +24,8 @@ Code = str | int
 LOCK_WAIT: Final = "lastbit_lock_wait"
 """An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included (on PostgreSQL: each of
 its lock waits). `lock_order.LOCK_HEAD` may take the session's full lock wait."""
+SCHEMA: Final = "lastbit_schema"
+"""An option of our own connections: the schema that the database was opened with, or None."""
 IDLE: Final = 60
 """Seconds that a server waits for the next statement of a transaction; then it rolls back and closes the connection.
 Otherwise a frozen process, or a lost machine, would keep its locks. MySQL has no such limit."""
@@ -41,6 +43,7 @@ class Obstacle(Enum):
     NO_DATABASE = auto()
     NO_ACCESS = auto()
     NO_PRIVILEGE = auto()
+    READ_ONLY = auto()
 
 
 class Dialect(abc.ABC):
@@ -109,6 +112,23 @@ class Dialect(abc.ABC):
 
         Raises `errors.Misconfigured` for an unsuitable URL.
         """
+
+    def create_schema(self, tx: Connection, schema: str) -> None:
+        """Create the schema, unless it exists. `tx` is a transaction on the server, perhaps in another database. Raises
+        `DBAPIError` if the account may not."""
+        raise NotImplementedError
+
+    def new_schema(self, tx: Connection, schema: str) -> str:
+        """The statements with which an administrator creates the schema for the account of this connection."""
+        raise NotImplementedError
+
+    def lacks_usage(self, tx: Connection) -> bool:
+        """Whether there is a schema, and the account may not see what is in it."""
+        return False
+
+    @abc.abstractmethod
+    def names(self, tx: Connection) -> list[str]:
+        """The names of all tables and views where a table would be created, as the database compares them."""
 
     def quoted(self, name: str) -> str:
         """A name in a statement."""
@@ -187,7 +207,9 @@ class Dialect(abc.ABC):
         column `place`, and the columns of the key."""
 
     @abc.abstractmethod
-    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+    def sum_locked(
+        self, tx: Connection, results: str, table: str, condition: str, group_by: str, names: Sequence[str]
+    ) -> list[str]:
         """Statements of which the last one selects sums of groups of rows. Until the commit, no other transaction gets
         the sums of the groups with these `names`, so of two that have changed a group, one sees the other's changes."""
 

@@ -8,6 +8,7 @@ returned as one concatenated value instead of rows.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ssl
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -29,6 +30,7 @@ from core.storage.dialects.dialect import (
     IDLE,
     LOCK_WAIT,
     REASONS,
+    SCHEMA,
     Dialect,
     Obstacle,
     Rows,
@@ -68,6 +70,7 @@ _OBSTACLES: Final = {
     1049: Obstacle.NO_DATABASE,
     1044: Obstacle.NO_ACCESS,
     **dict.fromkeys((1142, 1143, 1227, 1370), Obstacle.NO_PRIVILEGE),
+    **dict.fromkeys((1290, 1792, 1836), Obstacle.READ_ONLY),
 }
 _IDENTITY: Final = ("hostname", "port", "server_id", "server_uid", "server_uuid")
 """Variables that identify a server. Each kind of server has some of these."""
@@ -102,6 +105,27 @@ class MariaDB(Dialect):
         if not 0 < len(schema) <= LONGEST_NAME or "\0" in schema:
             raise errors.Misconfigured(f"a database's name has 1 to {LONGEST_NAME} characters, got {schema!r}")
         return url.set(database=schema)
+
+    def create_schema(self, tx: Connection, schema: str) -> None:
+        query = sa.text("SELECT schema_name FROM information_schema.schemata WHERE schema_name = :name")
+        if tx.execute(query, {"name": schema}).first() is None:
+            name = self.quoted(schema).replace("%", "%%")  # the driver takes a single one for a parameter
+            tx.exec_driver_sql(f"CREATE DATABASE IF NOT EXISTS {name} {self.new_database}")
+
+    def new_schema(self, tx: Connection, schema: str) -> str:
+        user, _, host = str(tx.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()).rpartition("@")
+        # Here the name is a pattern.
+        pattern = self.quoted(schema.replace("_", "\\_").replace("%", "\\%"))
+        return (
+            f"CREATE DATABASE {self.quoted(schema)} {self.new_database}; "
+            f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX ON {pattern}.* TO '{user}'@'{host}'"
+        )
+
+    def names(self, tx: Connection) -> list[str]:
+        name = "IF(@@lower_case_table_names = 0, table_name, LOWER(table_name))"
+        return list(
+            tx.scalars(sa.text(f"SELECT {name} FROM information_schema.tables WHERE table_schema = DATABASE()"))  # noqa: S608
+        )
 
     def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
         session = (
@@ -202,7 +226,8 @@ class MariaDB(Dialect):
     def migrating(self, connection: Connection) -> Iterator[None]:
         # DDL commits implicitly, so a named lock keeps two processes from migrating at once. The wait for it is shorter
         # than that for a response.
-        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 50)").scalar() != 1:
+        lock = _migration(connection.get_execution_options().get(SCHEMA))
+        if connection.exec_driver_sql(f"SELECT GET_LOCK('{lock}', 50)").scalar() != 1:
             raise errors.Unavailable("another migration of this database is in progress")
         driver: Any = connection.connection.dbapi_connection
         # Building an index of a large table takes longer, and goes on if the connection is given up.
@@ -216,7 +241,7 @@ class MariaDB(Dialect):
             if not connection.invalidated:  # a lost connection releases its lock
                 connection.rollback()
                 connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before}")
-                connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
+                connection.exec_driver_sql(f"SELECT RELEASE_LOCK('{lock}')")
                 driver._read_timeout = READ_TIMEOUT
 
     def by_primary_key(self, table: str) -> str:
@@ -235,7 +260,9 @@ class MariaDB(Dialect):
         source = f"(WITH look_up (place, {columns}) AS (VALUES {values}) SELECT * FROM look_up) look_up"  # noqa: S608
         return f"{source} STRAIGHT_JOIN {self.by_primary_key(table)} USING ({columns})"
 
-    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+    def sum_locked(
+        self, tx: Connection, results: str, table: str, condition: str, group_by: str, names: Sequence[str]
+    ) -> list[str]:
         source = f"{self.by_primary_key(table)} WHERE {condition}"
         return [f"SELECT {results} FROM {source} GROUP BY {group_by} FOR UPDATE"]  # noqa: S608
 
@@ -350,6 +377,14 @@ class MariaDB(Dialect):
                 [f"({batch},{number},@lastbit_reason,{self.now})" for batch, number in items[first : first + REASONS]]
             )
             yield [name, f"INSERT INTO {table} VALUES {values}"]  # noqa: S608
+
+
+def _migration(schema: str | None) -> str:
+    """The name of the lock of migrations, of which the server has one for all databases."""
+    if schema is None:
+        return "lastbit_migrate"
+    # The name of a lock may be no longer than that of a database.
+    return f"lastbit_migrate_{hashlib.blake2b(schema.encode(), digest_size=16).hexdigest()}"
 
 
 def _is_lost(error: Exception) -> bool:

@@ -44,6 +44,7 @@ from core.storage.dialects.dialect import (
     IDLE,
     LOCK_WAIT,
     REASONS,
+    SCHEMA,
     Dialect,
     Obstacle,
     Rows,
@@ -114,6 +115,23 @@ class PostgreSQL(Dialect):
             raise errors.Misconfigured(f"the schema {schema!r} belongs to PostgreSQL: choose another name")
         return url
 
+    def create_schema(self, tx: Connection, schema: str) -> None:
+        query = sa.text("SELECT nspname FROM pg_namespace WHERE nspname = :name")
+        if tx.execute(query, {"name": schema}).first() is None:
+            tx.execute(sa.schema.CreateSchema(schema, if_not_exists=True))
+
+    def new_schema(self, tx: Connection, schema: str) -> str:
+        user = str(tx.exec_driver_sql("SELECT current_user").scalar_one())
+        return f"CREATE SCHEMA {self.quoted(schema)} AUTHORIZATION {self.quoted(user)}"
+
+    def lacks_usage(self, tx: Connection) -> bool:
+        query = sa.text("SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = :name")
+        return tx.scalar(query, {"name": tx.get_execution_options().get(SCHEMA)}) is False
+
+    def names(self, tx: Connection) -> list[str]:
+        place = "pg_namespace.oid = relnamespace AND nspname = current_schema()"
+        return list(tx.scalars(sa.text(f"SELECT relname FROM pg_class JOIN pg_namespace ON {place}")))  # noqa: S608
+
     def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
         session = (
             "SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
@@ -123,7 +141,7 @@ class PostgreSQL(Dialect):
             f"SET standard_conforming_strings = on; SET idle_in_transaction_session_timeout = '{IDLE}s'"
         )
         if schema is not None:
-            session += f"; SET search_path = {self.quoted(schema)}"
+            session += f"; SELECT set_config('search_path', {_literal(self.quoted(schema))}, false)"
         engine = sa.create_engine(
             url,
             **engines.pool(connections),
@@ -194,7 +212,7 @@ class PostgreSQL(Dialect):
     def obstacle(self, error: DBAPIError) -> Obstacle | None:
         state, text = self.code(error), str(error.orig)
         if state is not None:
-            return Obstacle.NO_PRIVILEGE if state == "42501" else None
+            return {"42501": Obstacle.NO_PRIVILEGE, "25006": Obstacle.READ_ONLY}.get(state)
         for pattern, obstacle in _OBSTACLES:
             if re.search(pattern, text):
                 return obstacle
@@ -208,11 +226,13 @@ class PostgreSQL(Dialect):
     def migrating(self, connection: Connection) -> Iterator[None]:
         # A failed migration is rolled back as a whole. Two at once would still try to create the same tables.
         driver: Any = connection.connection.dbapi_connection
+        schema = connection.get_execution_options().get(SCHEMA)
+        number = MIGRATION if schema is None else _number(f"{schema}:migration")
         # Building an index of a large table takes longer. If the connection were given up, the server would roll back.
         driver.silence = math.inf
         try:
             connection.exec_driver_sql("SET LOCAL lock_timeout = '60s'")
-            connection.exec_driver_sql(f"SELECT pg_advisory_lock({MIGRATION})")
+            connection.exec_driver_sql(f"SELECT pg_advisory_lock({number})")
             connection.commit()
         except DBAPIError as error:
             if self.fault(error) is Fault.LOCK_WAIT:
@@ -223,7 +243,7 @@ class PostgreSQL(Dialect):
         finally:
             if not connection.invalidated:  # a lost connection releases its lock
                 connection.rollback()
-                connection.exec_driver_sql(f"SELECT pg_advisory_unlock({MIGRATION})")
+                connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})")
                 connection.commit()
                 driver.silence = SILENCE
 
@@ -240,13 +260,14 @@ class PostgreSQL(Dialect):
         columns = ", ".join(key)
         return f"(VALUES {','.join(rows)}) AS look_up (place, {columns}) JOIN {table} USING ({columns})"
 
-    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+    def sum_locked(
+        self, tx: Connection, results: str, table: str, condition: str, group_by: str, names: Sequence[str]
+    ) -> list[str]:
         # Rows can't be locked by a statement that sums them, and rows of others that aren't committed are invisible. So
         # a number is locked for each name. The next statement sees what the transactions that had locked it committed.
-        numbers = sorted(
-            int.from_bytes(hashlib.blake2b(f"{table}:{name}".encode(), digest_size=8).digest(), signed=True)
-            for name in names
-        )
+        schema = tx.get_execution_options().get(SCHEMA)
+        source = table if schema is None else f"{schema}:{table}"
+        numbers = sorted(_number(f"{source}:{name}") for name in names)
         locks = ", ".join(f"pg_advisory_xact_lock({number})" for number in numbers)
         return [f"SELECT {locks}", f"SELECT {results} FROM {table} WHERE {condition} GROUP BY {group_by}"]  # noqa: S608
 
@@ -344,6 +365,15 @@ class PostgreSQL(Dialect):
                 [f"({batch}::bigint,{number}::bigint)" for batch, number in items[first : first + REASONS]]
             )
             yield [f"INSERT INTO {table} SELECT {columns} FROM (VALUES {values}) AS items (batch, number)"]  # noqa: S608
+
+
+def _number(name: str) -> int:
+    """The number of an advisory lock, of which a database has one for all schemas."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _lock_timeout(seconds: float) -> str:

@@ -78,6 +78,9 @@ class SQLite(Dialect):
             f"an SQLite file has no schemas, got {schema!r}: its tables are in the file, beside yours if you have any"
         )
 
+    def names(self, tx: Connection) -> list[str]:
+        return list(tx.scalars(sa.text("SELECT lower(name) FROM sqlite_master WHERE type IN ('table', 'view')")))
+
     def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
             raise errors.Misconfigured("SQLite in memory loses all data at the end; expected a file: sqlite:///PATH")
@@ -160,7 +163,9 @@ class SQLite(Dialect):
         source = f"(WITH look_up (place, {columns}) AS (VALUES {','.join(rows)}) SELECT * FROM look_up) look_up"  # noqa: S608
         return f"{source} CROSS JOIN {table} USING ({columns})"
 
-    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+    def sum_locked(
+        self, tx: Connection, results: str, table: str, condition: str, group_by: str, names: Sequence[str]
+    ) -> list[str]:
         return [f"SELECT {results} FROM {table} WHERE {condition} GROUP BY {group_by}"]  # noqa: S608
 
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
