@@ -187,7 +187,7 @@ def _durability(variables: dict[str, str]) -> Iterator[Finding]:
 def _session(tx: Connection) -> Iterator[Finding]:
     rows = tx.exec_driver_sql(
         "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation', 'sql_mode', "
-        "'time_zone', 'innodb_lock_wait_timeout', 'idle_transaction_timeout')"
+        "'time_zone', 'innodb_lock_wait_timeout', 'idle_transaction_timeout', 'unique_checks')"
     ).all()
     session = {str(name).lower(): str(value) for name, value in rows}
     isolation = session.get("transaction_isolation") or session.get("tx_isolation", "")
@@ -196,7 +196,7 @@ def _session(tx: Connection) -> Iterator[Finding]:
         yield Finding("isolation", Verdict.FINE, "the service's sessions are READ COMMITTED")
     else:
         yield Finding("isolation", Verdict.BROKEN, f"the service's session is {isolation}, not READ-COMMITTED", proxy)
-    expected = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT)}
+    expected = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT), "unique_checks": "ON"}
     if "idle_transaction_timeout" in session:  # MySQL has none
         expected["idle_transaction_timeout"] = str(IDLE)
     wrong = [f"{name} is {session[name]}, not {value}" for name, value in expected.items() if session[name] != value]

@@ -13,14 +13,11 @@ from core.storage.database import LOCK_WAIT, Database
 from core.storage.dialects.dialect import IDLE
 
 OLDEST: Final = 15
-SHORTEST: Final = 60
-"""Seconds. Below, a time-out of the server may end transactions of the service that only wait for each other or for
-the disk."""
 _SETTINGS: Final = """
     server_version server_version_num server_encoding default_transaction_read_only fsync
     full_page_writes synchronous_commit synchronous_standby_names default_transaction_isolation
     TimeZone client_encoding lock_timeout standard_conforming_strings statement_timeout
-    transaction_timeout idle_in_transaction_session_timeout search_path max_connections
+    client_min_messages idle_in_transaction_session_timeout search_path max_connections
     superuser_reserved_connections reserved_connections
 """
 
@@ -46,7 +43,6 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
             yield writes
         yield from _durability(settings)
         yield from _session(settings, database)
-        yield _timeouts(settings)
         limits = tx.exec_driver_sql(
             "SELECT (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), "
             "(SELECT datconnlimit FROM pg_database WHERE datname = current_database())"
@@ -144,6 +140,8 @@ def _session(settings: dict[str, str], database: Database) -> Iterator[Finding]:
         "lock_timeout": str(LOCK_WAIT * 1000),
         "idle_in_transaction_session_timeout": str(IDLE * 1000),
         "standard_conforming_strings": "on",
+        "statement_timeout": "0",
+        "client_min_messages": "warning",
     }
     if database.schema is not None:
         expected["search_path"] = database.dialect.quoted(database.schema)
@@ -152,21 +150,6 @@ def _session(settings: dict[str, str], database: Database) -> Iterator[Finding]:
         yield Finding("session", Verdict.BROKEN, "the service's session has wrong settings: " + "; ".join(wrong), proxy)
     else:
         yield Finding("session", Verdict.FINE, f"UTF-8, in UTC, with a lock timeout of {LOCK_WAIT} s")
-
-
-def _timeouts(settings: dict[str, str]) -> Finding:
-    names = ("statement_timeout", "transaction_timeout")
-    # PostgreSQL 17 added the second one. 0 is none.
-    short = [name for name in names if 0 < int(settings.get(name, "0")) < SHORTEST * 1000]
-    if not short:
-        return Finding("timeouts", Verdict.FINE, f"the server ends no transaction within {SHORTEST} s")
-    values = ", ".join(f"{name} is {settings[name]} ms" for name in short)
-    return Finding(
-        "timeouts",
-        Verdict.UNSAFE,
-        f"{values}: the server may end long calls and long reads, however often they are repeated",
-        f"ALTER ROLE … SET {short[0]} = 0 for the service's account, or at least {SHORTEST} s",
-    )
 
 
 def _connections(settings: dict[str, str], limits: list[int], database: Database, workers: int) -> Finding:

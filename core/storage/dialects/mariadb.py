@@ -46,6 +46,8 @@ READ_TIMEOUT: Final = 60
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
+UNLIMITED: Final = 2**64 - 1
+"""Rows of a result, as the server writes that there is no limit."""
 LONGEST_NAME: Final = 64
 """Characters of a database's name."""
 
@@ -128,11 +130,6 @@ class MariaDB(Dialect):
         )
 
     def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
-        session = (
-            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-            f"innodb_lock_wait_timeout = {lock_wait}, group_concat_max_len = {CONCATENATED} "
-            f"/*M! , idle_transaction_timeout = {IDLE} */"  # only MariaDB executes this comment
-        )
         engine = sa.create_engine(
             url,
             isolation_level="READ COMMITTED",
@@ -143,7 +140,7 @@ class MariaDB(Dialect):
             connect_args={
                 "charset": "utf8mb4",
                 "client_flag": CLIENT.MULTI_STATEMENTS,  # see `run`
-                "init_command": session,
+                "init_command": _session(lock_wait),
                 "connect_timeout": 5,
                 "read_timeout": READ_TIMEOUT,
                 "write_timeout": 60,
@@ -377,6 +374,25 @@ class MariaDB(Dialect):
                 [f"({batch},{number},@lastbit_reason,{self.now})" for batch, number in items[first : first + REASONS]]
             )
             yield [name, f"INSERT INTO {table} VALUES {values}"]  # noqa: S608
+
+
+def _session(lock_wait: int) -> str:
+    """The statement that sets everything that a server may have set otherwise, for its other users."""
+    settings = [
+        "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+        "time_zone = '+00:00'",
+        f"innodb_lock_wait_timeout = {lock_wait}",
+        f"group_concat_max_len = {CONCATENATED}",
+        f"sql_select_limit = {UNLIMITED}",
+        "sql_big_selects = 1",
+        "sql_safe_updates = 0",
+        "unique_checks = 1",
+        "completion_type = NO_CHAIN",
+        "default_storage_engine = InnoDB",
+    ]
+    settings_of_mariadb = [f"idle_transaction_timeout = {IDLE}", "max_statement_time = 0"]
+    # Only MariaDB executes this comment.
+    return f"SET SESSION {', '.join(settings)} /*M! , {', '.join(settings_of_mariadb)} */"
 
 
 def _migration(schema: str | None) -> str:

@@ -133,13 +133,7 @@ class PostgreSQL(Dialect):
         return list(tx.scalars(sa.text(f"SELECT relname FROM pg_class JOIN pg_namespace ON {place}")))  # noqa: S608
 
     def engine(self, url: sa.URL, connections: int, lock_wait: int, schema: str | None) -> Engine:
-        session = (
-            "SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
-            # Compiling a statement takes longer than these statements take.
-            f"SET client_encoding = 'UTF8'; SET lock_timeout = '{lock_wait}s'; SET jit = off; "
-            # Otherwise the backslashes in `blob` would be escapes.
-            f"SET standard_conforming_strings = on; SET idle_in_transaction_session_timeout = '{IDLE}s'"
-        )
+        session = "; ".join(_session(lock_wait))
         if schema is not None:
             session += f"; SELECT set_config('search_path', {_literal(self.quoted(schema))}, false)"
         engine = sa.create_engine(
@@ -162,10 +156,8 @@ class PostgreSQL(Dialect):
 
         @sa.event.listens_for(engine, "do_connect")
         def connect(_: object, __: object, arguments: Any, keywords: Any) -> _Connection:
-            return _Connection.connect(*arguments, **keywords)
-
-        @sa.event.listens_for(engine, "connect")
-        def prepare(connection: _Connection, _: object) -> None:
+            # The session is set up here, as SQLAlchemy executes its first statements before its event `connect`.
+            connection = _Connection.connect(*arguments, **keywords)
             connection.lock_wait = lock_wait
             connection.add_notice_handler(connection.note)
             connection.adapters.register_dumper(str, _Dumper)
@@ -173,6 +165,7 @@ class PostgreSQL(Dialect):
                 connection.adapters.register_loader(type, _Loader)
             for result in connection.send(session):
                 _check(result)
+            return connection
 
         engines.replace_old_connections(engine)
         return engine
@@ -365,6 +358,24 @@ class PostgreSQL(Dialect):
                 [f"({batch}::bigint,{number}::bigint)" for batch, number in items[first : first + REASONS]]
             )
             yield [f"INSERT INTO {table} SELECT {columns} FROM (VALUES {values}) AS items (batch, number)"]  # noqa: S608
+
+
+def _session(lock_wait: int) -> list[str]:
+    """Statements that set everything that an account or a database may have set otherwise, for its other users."""
+    return [
+        "SET default_transaction_isolation = 'read committed'",
+        "SET timezone = 'UTC'",
+        "SET datestyle = 'ISO'",
+        "SET client_encoding = 'UTF8'",
+        f"SET lock_timeout = '{lock_wait}s'",
+        f"SET idle_in_transaction_session_timeout = '{IDLE}s'",
+        # Long calls and long reads would be ended again at each retry.
+        "SET statement_timeout = 0",
+        "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'",  # PostgreSQL 17
+        "SET jit = off",  # compiling a statement takes longer than these statements take
+        "SET standard_conforming_strings = on",  # otherwise the backslashes in `blob` would be escapes
+        "SET client_min_messages = warning",  # one of them is that a COMMIT may be lost, see `_Connection.note`
+    ]
 
 
 def _number(name: str) -> int:
