@@ -403,8 +403,8 @@ class Database:
         if not self.is_embedded:
             scheme = self.url.get_backend_name()
             server = self.url.set(drivername=scheme).render_as_string(hide_password=True)
-            within = "" if self.schema in (None, self.url.database) else f"the schema {self.schema!r} of "
-            return f"{within}the database {server}"
+            owner = "" if self.schema in (None, self.url.database) else f"the schema {self.schema!r} of "
+            return f"{owner}the database {server}"
         return f"the SQLite file {Path(self.url.database or '').absolute()}"
 
     def __repr__(self) -> str:

@@ -51,7 +51,7 @@ def create(database: Database) -> None:
     if schema is None:
         return
     # On MariaDB, nobody can connect to a database that doesn't exist.
-    with Database(database.given_url, connections=1) as given, given.connection() as tx:
+    with Database(database.given_url, connections=1) as neighbour, neighbour.connection() as tx:
         try:
             dialect.create_schema(tx, schema)
             tx.commit()
@@ -80,12 +80,12 @@ def check_usage(tx: Connection) -> None:
         )
 
 
-def check_free(tx: Connection, made: Shape, following: Shape) -> None:
-    """Raise `errors.Misconfigured` if a table that a migration will create exists already, and isn't ours. `made` are
-    the tables that were created before, `following` those after the next migration: on MariaDB and MySQL, one that was
-    killed has left some."""
+def check_free(tx: Connection, existing: Shape, following: Shape) -> None:
+    """Raise `errors.Misconfigured` if a table that a migration will create exists already, and isn't ours. `existing`
+    are the tables that were created before, `following` those after the next migration: on MariaDB and MySQL, one that
+    was killed has left some."""
     dialect = dialects.of(tx)
-    for table in sorted(set(dialect.names(tx)) & tables.metadata.tables.keys() - made.keys()):
+    for table in sorted(set(dialect.names(tx)) & tables.metadata.tables.keys() - existing.keys()):
         if not dialect.done_already or _columns(tx, table) != following.get(table):
             raise errors.Misconfigured(
                 f"{_place(tx)} has a table {table!r} already, which isn't Lastbit's: {_advice(tx)}"

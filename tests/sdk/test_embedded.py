@@ -261,7 +261,7 @@ def test_a_schema_that_does_not_fit_is_refused(database_url: str, is_async: bool
 def test_a_newer_schema_that_supports_this_release_is_used(lastbit: Lastbit, database_url: str) -> None:
     """And `migrate` leaves it as it is."""
     with Database(database_url) as database:
-        database.write(lambda tx: tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
+        database.write(lambda tx: tx.exec_driver_sql("UPDATE lastbit_version SET version_num = '9999'"))
         lastbit.migrate()
         assert lastbit.client().open(items=1).ids
         assert database.read(schema.current) == "9999"

@@ -46,9 +46,9 @@ def test_nothing_is_migrated_where_others_have_one_of_our_names(database_url: st
         for name in [*tables.metadata.tables, *(["FEED"] if database.is_embedded else [])]:
             columns = "AS SELECT 1 AS id" if kind == "VIEW" else "(id BIGINT PRIMARY KEY, state VARCHAR(16))"
             execute(database, f"CREATE {kind} {name} {columns}")
-            with pytest.raises(errors.Misconfigured) as caught:
+            with pytest.raises(errors.Misconfigured) as refusal:
                 schema.migrate(database)
-            assert f"has a table {name.lower()!r} already, which isn't Lastbit's: name a" in str(caught.value)
+            assert f"has a table {name.lower()!r} already, which isn't Lastbit's: name a" in str(refusal.value)
             assert names(database) == {name}
             execute(database, f"DROP {kind} {name}")
         schema.migrate(database)
@@ -58,11 +58,11 @@ def test_nothing_is_upgraded_where_others_have_a_name_that_becomes_ours(database
     with Database(database_url) as database:
         schema.migrate(database, "0003")
         existing = names(database)
-        for later in sorted(tables.metadata.tables.keys() - existing):
-            execute(database, f"CREATE TABLE {later} (id BIGINT PRIMARY KEY)")
-            with pytest.raises(errors.Misconfigured, match=f"has a table '{later}' already"):
+        for table in sorted(tables.metadata.tables.keys() - existing):
+            execute(database, f"CREATE TABLE {table} (id BIGINT PRIMARY KEY)")
+            with pytest.raises(errors.Misconfigured, match=f"has a table '{table}' already"):
                 schema.migrate(database)
-            execute(database, f"DROP TABLE {later}")
+            execute(database, f"DROP TABLE {table}")
         assert names(database) == existing
         assert database.read(schema.current) == "0003"
         schema.migrate(database)

@@ -26,7 +26,7 @@ def migrated_url(postgresql_url: str) -> str:
 def troubles(url: str, *, workers: int = 1) -> dict[str, Finding]:
     """The findings that aren't fine, by subject. Each has advice."""
     with Database(url) as database:
-        findings = [found for found in check(database, workers=workers) if found.verdict is not Verdict.FINE]
+        findings = [finding for finding in check(database, workers=workers) if finding.verdict is not Verdict.FINE]
     assert all(finding.do for finding in findings)
     return {finding.about: finding for finding in findings}
 
@@ -133,11 +133,11 @@ def refusal(url: str) -> str:
             database.read(schema.check)
             opening.check_privileges(database)
 
-    with pytest.raises(errors.Misconfigured) as caught:
+    with pytest.raises(errors.Misconfigured) as info:
         start()
-    assert "secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "secret" not in str(info.value)
+    assert "\n" not in str(info.value)
+    return str(info.value)
 
 
 def test_a_program_starts_while_the_server_accepts_no_writes(postgresql: PostgreSQL, migrated_url: str) -> None:

@@ -82,8 +82,8 @@ def test_the_tables_of_a_user_stay_untouched(database: Database, users_url: str)
         for table in OUR_NAMES:
             (row,) = connection.exec_driver_sql(f"SELECT * FROM {table}").all()
             assert row == ("untouched",)
-        qualified = database.qualified("feed_head").replace("%", "%%")  # the driver takes one for a parameter
-        (head,) = connection.exec_driver_sql(f"SELECT position FROM {qualified}").all()
+        table = database.qualified("feed_head").replace("%", "%%")  # the driver takes one for a parameter
+        (head,) = connection.exec_driver_sql(f"SELECT position FROM {table}").all()
     assert head[0] > 0
 
 
@@ -156,10 +156,10 @@ def test_a_schema_that_does_not_exist_is_told_from_a_missing_upgrade(users_url: 
 
 
 @pytest.fixture
-def two(users_url: str) -> Iterator[tuple[Database, Database]]:
+def neighbours(users_url: str) -> Iterator[tuple[Database, Database]]:
     """Two applications in one database of PostgreSQL, or on one server of MariaDB."""
-    with Database(users_url, schema="one") as one, Database(users_url, schema="two") as other:
-        yield one, other
+    with Database(users_url, schema="one") as database, Database(users_url, schema="two") as other:
+        yield database, other
 
 
 @mutant(
@@ -177,12 +177,12 @@ def two(users_url: str) -> Iterator[tuple[Database, Database]]:
     only="postgresql",
 )
 @pytest.mark.mariadb
-def test_migrations_of_two_schemas_do_not_wait_for_each_other(two: tuple[Database, Database]) -> None:
-    one, other = two
-    schema.migrate(one)
-    with one.connection() as connection, one.dialect.migrating(connection):
+def test_migrations_of_two_schemas_do_not_wait_for_each_other(neighbours: tuple[Database, Database]) -> None:
+    database, other = neighbours
+    schema.migrate(database)
+    with database.connection() as connection, database.dialect.migrating(connection):
         schema.migrate(other)
-    for database in two:
+    for database in neighbours:
         database.read(schema.check)
 
 
@@ -217,23 +217,23 @@ def test_replicas_that_start_together_create_one_schema(postgresql_url: str) -> 
     only="postgresql",
 )
 @pytest.mark.mariadb
-def test_two_schemas_share_nothing(two: tuple[Database, Database]) -> None:
+def test_two_schemas_share_nothing(neighbours: tuple[Database, Database]) -> None:
     """Not the numbers that are locked for sums either: the same key of a tally in both schemas is two keys."""
-    for database in two:
+    for database in neighbours:
         schema.migrate(database)
-    one, other = two
+    database, other = neighbours
     entry = Entry("key", 7, "moves", 0, 0, 0, 0)
-    services = [Service(database, combiner=Inline) for database in two]
+    services = [Service(database, combiner=Inline) for database in neighbours]
     for service in services:
         service.tallies.apply("tally", [entry])
     sums = ("SUM(value)", "tallies", "tally = 'tally'", "tally_key", ["tally:key"])
-    with one.engine.connect() as tx:
+    with database.engine.connect() as tx:
         tx.begin()
-        statements.run(tx, *one.dialect.sum_locked(tx, *sums))
+        statements.run(tx, *database.dialect.sum_locked(tx, *sums))
         other.write(lambda tx: statements.run(tx, *other.dialect.sum_locked(tx, *sums)), lock_waits=0)
     services[0].batches.open(Opening(key="mine"))
     assert services[1].batches.page(Filter()).batches == []
-    live(one)
+    live(database)
     assert services[1].batches.page(Filter()).batches == []
     assert services[1].tallies.get("tally", "key").value == 7
 
@@ -317,11 +317,11 @@ def test_an_unsuitable_name_is_refused(url: str, name: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "name", "where"),
+    ("url", "name", "database_name"),
     [("postgresql://db/app", "ü" * 31 + "x", "app"), ("mysql://db/app", "ü" * 64, "ü" * 64)],
 )
-def test_the_longest_name_is_taken(url: str, name: str, where: str) -> None:
+def test_the_longest_name_is_taken(url: str, name: str, database_name: str) -> None:
     """PostgreSQL counts bytes, MariaDB counts characters, and has a database in place of a schema."""
     with Database(url, schema=name) as database:
         assert database.schema == name
-        assert database.url.database == where
+        assert database.url.database == database_name

@@ -175,8 +175,8 @@ def test_settings_of_others_change_nothing(hostile_url: str, name: str | None) -
         schema.migrate(database)
         schema.finish(database)
         live(database)
-        broken = [finding for finding in check(database) if finding.verdict is Verdict.BROKEN]
+        findings = [finding for finding in check(database) if finding.verdict is Verdict.BROKEN]
         with database.engine.connect() as connection:
             engines = set(connection.scalars(ENGINES)) if connection.dialect.name == "mysql" else {"InnoDB"}
-    assert broken == []
+    assert findings == []
     assert engines == {"InnoDB"}

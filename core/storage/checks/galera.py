@@ -91,15 +91,15 @@ def _reads(tx: Connection, variables: Mapping[str, str]) -> Finding:
 
 def _majority(variables: Mapping[str, str]) -> Finding:
     options = variables.get("wsrep_provider_options", "")
-    enabled = [
+    options_on = [
         name for name in ("pc.ignore_sb", "pc.ignore_quorum") if re.search(rf"{name}\s*=\s*(true|yes|1)\b", options)
     ]
-    if not enabled:
+    if not options_on:
         return Finding("cluster_majority", Verdict.FINE, "a part of the cluster without a majority stops")
     return Finding(
         "cluster_majority",
         Verdict.BROKEN,
-        f"{' and '.join(enabled)} is on: separated parts of the cluster would both continue, and diverge",
+        f"{' and '.join(options_on)} is on: separated parts of the cluster would both continue, and diverge",
         "remove it from wsrep_provider_options",
     )
 

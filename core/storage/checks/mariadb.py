@@ -233,19 +233,19 @@ def _packet(variables: dict[str, str]) -> Finding:
 
 def _connections(variables: dict[str, str], of_account: int, database: Database, workers: int) -> Finding:
     """`of_account` is the limit of the account; 0 if it has none."""
-    limit, needed = int(variables.get("max_connections", 0)), workers * database.most_connections
-    if 0 < of_account <= needed:
+    limit, demand = int(variables.get("max_connections", 0)), workers * database.most_connections
+    if 0 < of_account <= demand:
         return Finding(
             "connections",
             Verdict.UNSAFE,
-            f"max_user_connections of the account is {of_account}, the service may use {needed}",
-            f"ALTER USER … WITH MAX_USER_CONNECTIONS {needed + 50} or more, or 0: other replicas and jobs connect too",
+            f"max_user_connections of the account is {of_account}, the service may use {demand}",
+            f"ALTER USER … WITH MAX_USER_CONNECTIONS {demand + 50} or more, or 0: other replicas and jobs connect too",
         )
-    if limit > needed:
-        return Finding("connections", Verdict.FINE, f"max_connections is {limit}, the service uses at most {needed}")
+    if limit > demand:
+        return Finding("connections", Verdict.FINE, f"max_connections is {limit}, the service uses at most {demand}")
     return Finding(
         "connections",
         Verdict.UNSAFE,
-        f"max_connections is {limit}, the service may use {needed}",
-        f"SET GLOBAL max_connections = {needed + 50} or more: other replicas, jobs and operators connect too",
+        f"max_connections is {limit}, the service may use {demand}",
+        f"SET GLOBAL max_connections = {demand + 50} or more: other replicas, jobs and operators connect too",
     )

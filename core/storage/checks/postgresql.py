@@ -154,22 +154,22 @@ def _session(settings: dict[str, str], database: Database) -> Iterator[Finding]:
 
 def _connections(settings: dict[str, str], limits: list[int], database: Database, workers: int) -> Finding:
     """`limits` are those of the account and of the database."""
-    reserved = int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections", "0"))
-    limit, needed = int(settings["max_connections"]) - reserved, workers * database.most_connections
-    if limits and min(limits) <= needed:
+    reserve = int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections", "0"))
+    limit, demand = int(settings["max_connections"]) - reserve, workers * database.most_connections
+    if limits and min(limits) <= demand:
         return Finding(
             "connections",
             Verdict.UNSAFE,
-            f"the service may use {needed} connections, but its account or database is limited to {min(limits)}",
-            f"ALTER ROLE … CONNECTION LIMIT {needed + 50} or more, or -1, and ALTER DATABASE as well",
+            f"the service may use {demand} connections, but its account or database is limited to {min(limits)}",
+            f"ALTER ROLE … CONNECTION LIMIT {demand + 50} or more, or -1, and ALTER DATABASE as well",
         )
-    if limit > needed:
+    if limit > demand:
         return Finding(
-            "connections", Verdict.FINE, f"{limit} connections are allowed, the service uses at most {needed}"
+            "connections", Verdict.FINE, f"{limit} connections are allowed, the service uses at most {demand}"
         )
     return Finding(
         "connections",
         Verdict.UNSAFE,
-        f"the service may use {needed} connections, but the server allows it only {limit}",
-        f"set max_connections = {needed + reserved + 50} or more in the server's configuration, and restart it",
+        f"the service may use {demand} connections, but the server allows it only {limit}",
+        f"set max_connections = {demand + reserve + 50} or more in the server's configuration, and restart it",
     )

@@ -19,7 +19,7 @@ class _CallersDialect(Dialect):
     patches_blobs = False  # a group's row is read anyway, and small
 
     def name(self, tx: Any, table: str) -> str:
-        return table if tx.schema is None else f"{self.quote}{tx.schema}{self.quote}.{table}"
+        return self.qualified(tx.schema, table)
 
     def one_time(self, tx: Any) -> str:
         return self.now

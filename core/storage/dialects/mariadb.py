@@ -307,7 +307,7 @@ class MariaDB(Dialect):
         except pymysql.MySQLError as error:
             # Nothing after the statement that failed was executed. If all have results, a listener failed.
             failed = texts[min(len(rows), len(texts) - 1)]
-            converted = DBAPIError.instance(
+            sqlalchemy_error = DBAPIError.instance(
                 failed[:200],
                 None,
                 error,
@@ -318,7 +318,7 @@ class MariaDB(Dialect):
             # The connection may have unread responses, so it must not be used again.
             if not isinstance(error, pymysql.err.IntegrityError | pymysql.err.OperationalError) or _is_lost(error):
                 tx.invalidate()
-            raise converted from error
+            raise sqlalchemy_error from error
         finally:
             with contextlib.suppress(pymysql.MySQLError):
                 cursor.close()

@@ -339,12 +339,12 @@ class PostgreSQL(Dialect):
             # Nothing after the statement that failed was executed. If all have results, a listener failed.
             failed = texts[bisect.bisect_left(places, max(len(results) - 1, 0))]
             is_lost = driver.closed or driver.broken
-            converted = DBAPIError.instance(
+            sqlalchemy_error = DBAPIError.instance(
                 failed[:200], None, error, psycopg.Error, dialect=tx.dialect, connection_invalidated=is_lost
             )
             if is_lost:
                 tx.invalidate()
-            raise converted from error
+            raise sqlalchemy_error from error
         return rows
 
     def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
