@@ -85,17 +85,17 @@ class Response:
 
 
 class InProcess:
-    """The service on the database at `url`, with at most `connections` connections. It connects with the first request,
-    and answers none on a schema that doesn't fit. Threads may share it.
+    """The service on the database at `url`, with at most `connections` connections, and its tables in the schema of
+    this name. It connects with the first request, and answers none on a schema that doesn't fit. Threads may share it.
 
     Requests raise `Closed`; `errors.Misconfigured` for the schema; `errors.Unavailable` while the database can't be
     used.
     """
 
-    def __init__(self, url: str, *, connections: int) -> None:
+    def __init__(self, url: str, *, schema_name: str | None = None, connections: int) -> None:
         logs.leave_to_logging(log.name)
         self._settings = Settings.model_construct(database_url=url, shed_after=0.0)  # not from the environment
-        self.database = ForkableDatabase(url, connections=connections)
+        self.database = ForkableDatabase(url, schema=schema_name, connections=connections)
         self._connections = connections
         self.service = Service(self.database, combiner=InlineWhenIdle, writes=InlineWhenIdle, sender=WebhookSender())
         self._has_schema = False

@@ -25,8 +25,8 @@ Args = TypeVarTuple("Args")
 
 
 class ForkableDatabase(Database):
-    def __init__(self, url: str, *, connections: int) -> None:
-        super().__init__(url, connections=connections)
+    def __init__(self, url: str, *, schema: str | None = None, connections: int) -> None:
+        super().__init__(url, schema=schema, connections=connections)
         self._changed = threading.Condition()
         self._forks = 0
         """The number of threads that are forking."""

@@ -51,11 +51,14 @@ class Lastbit:
     each process. It connects when it is first used. Make one per process and share it between threads; a forked child
     makes its own connections. Raises `InvalidArgument`, and `MissingExtra` without `pip install 'lastbit[embedded]'`.
 
+    `schema`: where Lastbit's tables are, a schema of PostgreSQL or another database of MariaDB's or MySQL's server.
+    Without it they are beside yours.
+
     Only what you call runs: no webhook is sent, no batch expires and no deadline passes unless the jobs of
     `lastbit-server` run on the same database.
     """
 
-    def __init__(self, database: object, *, connections: int = 10) -> None:
+    def __init__(self, database: object, *, schema: str | None = None, connections: int = 10) -> None:
         if not isinstance(connections, int) or isinstance(connections, bool) or connections < 1:
             raise errors.InvalidArgument(f"connections is a whole number above 0, not {connections!r}")
         self._in_process = program("api.in_process")
@@ -64,6 +67,7 @@ class Lastbit:
         shown = url.set(drivername=url.get_backend_name(), query={})  # a query may have passwords too
         self._shown: str = shown.render_as_string().replace(":***@", "@")
         self._connections = connections
+        self._schema = schema
         self._begin: Begin | None = None
         """How `once` begins a transaction."""
         if hasattr(database, "begin") and not hasattr(database, "sync_engine"):
@@ -112,11 +116,11 @@ class Lastbit:
         return AsyncClient.over(AsyncDriver(service, sender.send_async), sender.close_async)
 
     @classmethod
-    def from_django(cls, alias: str = "default", *, connections: int = 10) -> Self:
+    def from_django(cls, alias: str = "default", *, schema: str | None = None, connections: int = 10) -> Self:
         """Lastbit on a database of Django's settings. `once` then begins `transaction.atomic`. Raises
         `InvalidArgument`."""
         url, begin = of_django(alias)
-        lastbit = cls(url, connections=connections)
+        lastbit = cls(url, schema=schema, connections=connections)
         lastbit._begin = begin
         return lastbit
 
@@ -249,7 +253,7 @@ class Lastbit:
 
     def _enlist(self, tx: object) -> Enlisted:
         service = EmbeddedService(self.url, retry=NEVER_AGAIN, timeout=30.0)
-        return Enlisted(self._answering(), service, tx, None)
+        return Enlisted(self._answering(), service, tx)
 
     def close(self) -> None:
         """Finish the calls in progress, and close the connections. Later calls raise `ClientClosed`. Long polls end at
@@ -286,7 +290,9 @@ class Lastbit:
                 raise errors.UsedAfterFork("this Lastbit")
             if self._running is None:
                 try:
-                    self._running = self._in_process.InProcess(self._url, connections=self._connections)
+                    self._running = self._in_process.InProcess(
+                        self._url, schema_name=self._schema, connections=self._connections
+                    )
                 except program("core.errors").Misconfigured as error:
                     raise errors.InvalidArgument(str(error)) from error
             return self._running

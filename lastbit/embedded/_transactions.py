@@ -31,11 +31,11 @@ class _Undo(Exception):  # leaves the block of a transaction, which rolls it bac
 class Enlisted:
     """The calls of one transaction of a caller. `service`: for the requests; `running`: what carries them out."""
 
-    def __init__(self, running: Any, service: Service, connection: Any, schema: str | None) -> None:
+    def __init__(self, running: Any, service: Service, connection: Any) -> None:
         caller = caller_of(connection)
         _check_database(caller.backend, caller.database, running.database)
         transaction = program("core.enlisted.transaction").Transaction(
-            caller.backend, caller.execute, schema, is_mariadb=caller.is_mariadb
+            caller.backend, caller.execute, _schema_of(running.database), is_mariadb=caller.is_mariadb
         )
         self._enlisting = program("api.in_transaction").Enlisting(running.service, transaction)
         self._prefix = len(service.url)
@@ -65,6 +65,12 @@ class Enlisted:
         except core.Unavailable as error:
             return Failure(str(error), sent=False)
         return Answer(answer.status, answer.headers, answer.content)
+
+
+def _schema_of(database: Any) -> str | None:
+    """The schema with which a caller's statements name tables. On MariaDB the connection may be one to any database."""
+    name: str | None = database.url.database if database.url.get_backend_name() == "mysql" else database.schema
+    return name
 
 
 def _check_database(backend: str, name: str | None, database: Any) -> None:

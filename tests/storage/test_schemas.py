@@ -15,12 +15,14 @@ from core import errors
 from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.commits.combiner import Inline
+from core.enlisted import mover
 from core.service import Service
 from core.storage import schema, statements, tables
 from core.storage.checks import Verdict, check
 from core.storage.database import Database
 from core.storage.dialects import mariadb, postgresql
 from core.tallies import Entry
+from lastbit.embedded import Lastbit
 from tests.conftest import Server
 from tests.guarantees.drivers.life import live
 from tests.mutants import mutant
@@ -85,6 +87,36 @@ def test_the_tables_of_a_user_stay_untouched(database: Database, users_url: str)
         table = database.qualified("feed_head").replace("%", "%%")  # the driver takes one for a parameter
         (head,) = connection.exec_driver_sql(f"SELECT position FROM {table}").all()
     assert head[0] > 0
+
+
+@mutant(
+    "a-caller-writes-to-tables-of-its-own",
+    "core.storage.dialects.callers:_CallersDialect.name",
+    "self.qualified(tx.schema, table)",
+    "table",
+)
+@pytest.mark.mariadb
+def test_a_callers_transaction_names_the_schema(database: Database, users_url: str) -> None:
+    """The caller's connection finds its own tables of the same names, if they aren't named with ours."""
+    with Database(users_url) as users, Lastbit(users_url, schema=NAME) as lastbit:
+        lastbit.migrate()
+        schema.finish(database)
+        with users.engine.begin() as tx:
+            batch = lastbit.open(tx, key="order-7", items=4)
+            *_, item = lastbit.extend(tx, batch.id, 2)
+        result = lastbit.once(item, lambda tx: tx.exec_driver_sql("UPDATE feed SET mine = 'applied'"))
+        assert result.applied == 1
+        with users.engine.begin() as tx:
+            assert lastbit.fail(tx, f"{batch.id}:0:0", "broken").applied == 1
+            assert lastbit.skip(tx, f"{batch.id}:0:1", "unused").applied == 1
+            lastbit.seal(tx, batch.id)
+        mover.sweep(database)
+        stored = lastbit.client().batch(batch.id).refresh()
+        assert (stored.acked, stored.failed, stored.skipped, stored.state) == (1, 1, 1, "sealed")
+        with users.engine.connect() as connection:
+            for table in OUR_NAMES:
+                (row,) = connection.exec_driver_sql(f"SELECT * FROM {table}").all()
+                assert row == ("applied" if table == "feed" else "untouched",)
 
 
 @pytest.fixture
