@@ -15,7 +15,6 @@ import contextlib
 import logging
 import re
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -327,7 +326,8 @@ class _LoopCall:
 
 
 class _Loop:
-    """The application in the event loop of a thread."""
+    """The application in the event loop of a daemon thread. So the threads in which its routes run are daemons too, and
+    a program can end without closing anything."""
 
     def __init__(self, service: Service, settings: Settings, connections: int) -> None:
         self.service = service
@@ -336,7 +336,6 @@ class _Loop:
         start: Future[tuple[asyncio.AbstractEventLoop, AckRoutes, asyncio.Event]] = Future()
         self._thread = threads.start(lambda: asyncio.run(self._run(start)), name="lastbit-embedded")
         self._loop, self._routes, self._stopped = start.result()
-        _end_with_the_program(self)
 
     async def _run(self, start: Future[tuple[asyncio.AbstractEventLoop, AckRoutes, asyncio.Event]]) -> None:
         stop_event = asyncio.Event()
@@ -431,23 +430,3 @@ class _Sent:
     def response(self) -> Response:
         assert self.status is not None
         return Response(self.status, self.headers, b"".join(self.parts))
-
-
-_loops: Final[weakref.WeakSet[_Loop]] = weakref.WeakSet()
-_watcher: threading.Thread | None = None
-
-
-def _end_with_the_program(loop: _Loop) -> None:
-    """Stop the loop when the main thread has ended. The interpreter then waits for the threads in which the routes run,
-    and these wait for their loop."""
-    global _watcher
-    if _watcher is None or not _watcher.is_alive():
-        _loops.clear()  # after a fork, they are the parent's
-        _watcher = threads.start(_stop_all_at_the_end, name="lastbit-embedded-end")
-    _loops.add(loop)
-
-
-def _stop_all_at_the_end() -> None:
-    threading.main_thread().join()
-    for loop in list(_loops):
-        loop.stop_soon()

@@ -69,12 +69,6 @@ def test_a_batch_lives_in_process(lastbit: Lastbit) -> None:
         assert client.events(batch=outer.id).events[-1].type == "batch.completed"
 
 
-@mutant(
-    "a-program-waits-for-its-own-threads-forever",
-    "api.in_process:_stop_all_at_the_end",
-    "loop.stop_soon()",
-    "pass",
-)
 def test_a_program_ends_without_close(sqlite_url: str) -> None:
     """With threads of the private event loop that wait for work, and a follower that has begun."""
     source = """

@@ -201,6 +201,15 @@ def spawn(self: Any) -> None:
     fail.apply_async(task_id=f"child of {self.request.id}")
 
 
+@app.task(name="complete_a_batch", bind=True)
+def complete_a_batch(self: Any) -> None:
+    """In the process of the task."""
+    run_of(self)
+    batch = lastbit.client.open(items=1, sealed=True)
+    lastbit.client.ack(batch.ids)
+    notes.rpush(note("batch", self.request.id), batch.id)
+
+
 @app.task(name="apply_inside", bind=True)
 def apply_inside(self: Any, item: str) -> None:
     """Run another item's task in this process."""

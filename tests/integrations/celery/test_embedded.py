@@ -16,8 +16,8 @@ from tests.mutants import mutant
 
 @mutant(
     "a-forked-worker-uses-the-connections-of-its-parent",
-    "lastbit.embedded:_in_child",
-    "lastbit._leave_to_parent()",
+    "lastbit.embedded:Lastbit._leave_to_parent",
+    "self._running = None",
     "pass",
 )
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -30,8 +30,11 @@ def test_workers_need_no_service(new_place: Any, database_url: str, pool: str) -
     with place.worker(pool):
         batch = place.lastbit.fan_out([place.task("succeed") for _ in range(30)])
         assert outcomes(batch) == {}
-        failed = place.publish("fail")
-        assert len(outcomes(failed)) == 1
+        assert len(outcomes(place.publish("fail"))) == 1
+        producers = place.lastbit.fan_out([place.task("complete_a_batch") for _ in range(8)])
+        assert outcomes(producers) == {}
+        for item in producers.item_ids():
+            assert place.client.batch(int(place.read_note("batch", item))).refresh().complete
     place.client.close()
 
 
