@@ -13,6 +13,7 @@ QUESTIONS = (
     "lifecycle",
     "idle",
     "embedded",
+    "once",
     "bulk",
     "extend",
     "status",

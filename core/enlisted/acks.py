@@ -46,6 +46,7 @@ from core.bits import bitfield, folding, group_rows
 from core.bits.cache import Key
 from core.enlisted import outbox
 from core.storage import dialects, schema, statements
+from core.storage.dialects import Rows
 from core.storage.statements import LIST, chunks
 from lastbit.ids import ItemId
 
@@ -150,7 +151,7 @@ def _lock(tx: Any, call: Call) -> tuple[FlushState, dict[int, Outcome]]:
     """The state of the batches, with the groups of the call locked and loaded; and the outcomes in batches that take no
     acks."""
     groups_by_batch = groups_of(call)
-    rows, looks = _lock_groups(tx, groups_by_batch), _look(tx, groups_by_batch)
+    rows, looks = _lock_and_look(tx, groups_by_batch)
     if _unready(looks, groups_by_batch, rows):
         raise errors.Contended("the batch has changed at the same time: repeat your transaction")
     state = FlushState(looks)
@@ -182,18 +183,18 @@ def _is_issued(look: Seen, group: int) -> bool:
     return group * look.group_size < look.items
 
 
-def _lock_groups(tx: Any, groups_by_batch: Groups) -> dict[Key, bitfield.Columns]:
-    """Lock those of the groups that have a row, and read them."""
+def _lock_and_look(tx: Any, groups_by_batch: Groups) -> tuple[dict[Key, bitfield.Columns], dict[int, Seen]]:
+    """Lock those of the groups that have a row, and read them; then read the batches. Raises `errors.Misconfigured` for
+    a wrong isolation level."""
     if not groups_by_batch:
-        return {}
+        return {}, {}
     dialect = dialects.of(tx)
     columns = ", ".join(["batch_id", "group_no", *bitfield.Columns._fields])
-    locking = dialect.for_update("batch_id", "group_no")
-    [rows] = statements.run(
-        tx,
-        f"SELECT {columns} FROM {dialect.name(tx, 'item_groups')} WHERE {group_rows.among(groups_by_batch)}{locking}",  # noqa: S608
-    )
-    return {(batch, number): _columns(values) for batch, number, *values in rows}
+    source = f"{dialect.name(tx, 'item_groups')} WHERE {group_rows.among(groups_by_batch)}"
+    lock = f"SELECT {columns} FROM {source}{dialect.for_update('batch_id', 'group_no')}"  # noqa: S608
+    group_records, batch_records = statements.run(tx, lock, _look_text(tx, groups_by_batch))
+    groups = {(batch, number): _columns(values) for batch, number, *values in group_records}
+    return groups, _looks(batch_records)
 
 
 def _columns(values: Sequence[Any]) -> bitfield.Columns:
@@ -202,16 +203,21 @@ def _columns(values: Sequence[Any]) -> bitfield.Columns:
     return bitfield.Columns(*plain)
 
 
-def _look(tx: Any, groups_by_batch: Groups) -> dict[int, Seen]:
-    """Read the batches, after their groups. Raises `errors.Misconfigured` for a wrong isolation level."""
-    if not groups_by_batch:
-        return {}
+def _look(tx: Any, batches: Collection[int]) -> dict[int, Seen]:
+    """Read the batches. Raises `errors.Misconfigured` for a wrong isolation level."""
+    return _looks(statements.run(tx, _look_text(tx, batches))[0]) if batches else {}
+
+
+def _look_text(tx: Any, batches: Collection[int]) -> str:
     dialect = dialects.of(tx)
-    columns = ("id", "state", "group_size", "items", "journal_next", "no_journal", "children")
-    source = f"{dialect.name(tx, 'batches')} WHERE id IN ({','.join(map(str, sorted(groups_by_batch)))})"
-    [rows] = statements.run(tx, f"SELECT {', '.join(columns)}, {dialect.isolation(tx)} FROM {source}")  # noqa: S608
+    columns = "id, state, group_size, items, journal_next, no_journal, children"
+    source = f"{dialect.name(tx, 'batches')} WHERE id IN ({','.join(map(str, sorted(batches)))})"
+    return f"SELECT {columns}, {dialect.isolation(tx)} FROM {source}"  # noqa: S608
+
+
+def _looks(records: Rows) -> dict[int, Seen]:
     looks: dict[int, Seen] = {}
-    for batch, state, size, items, journal_next, no_journal, children, isolation in rows:
+    for batch, state, size, items, journal_next, no_journal, children, isolation in records:
         check_isolation(statements.as_text(isolation))
         state = State(statements.as_text(state) or "")
         if state is not State.DELETING:

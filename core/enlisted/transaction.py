@@ -8,7 +8,7 @@ the caller can repeat its transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from core.storage.dialects import Rows, of_callers
@@ -23,11 +23,16 @@ class _Dialect(NamedTuple):
 
 class Transaction:
     """Passed to core's functions in place of a `Connection`, but only to those that execute nothing but text. `execute`
-    executes one statement and returns its rows, as tuples. `schema` is where the tables are; None: where the
+    executes statements and returns the rows of each, as tuples. `schema` is where the tables are; None: where the
     connection looks first."""
 
     def __init__(
-        self, backend: str, execute: Callable[[str], Rows], schema: str | None = None, *, is_mariadb: bool = False
+        self,
+        backend: str,
+        execute: Callable[[Sequence[str]], list[Rows]],
+        schema: str | None = None,
+        *,
+        is_mariadb: bool = False,
     ) -> None:
         self.dialect: Final = _Dialect(of_callers(backend), is_mariadb)
         self.info: Final[dict[str, Any]] = {}

@@ -27,7 +27,7 @@ from lastbit.ids import ItemId
 
 REMEMBERED: Final = 100_000
 """Groups that are remembered as ready."""
-FIRST_WAIT: Final = 0.01
+FIRST_WAIT: Final = 0.1
 """Seconds until the thread looks for the first time for what a transaction has left."""
 LONGEST_WAIT: Final = 1.0
 """Seconds between two of its looks for a transaction that was not committed yet; each takes twice as long as the one
@@ -162,7 +162,7 @@ class EnlistedService:
 def _may_be_complete(tx: Connection, batch: int) -> bool:
     """Whether the batch is complete, or is once what waits for it is moved."""
     waiting = "FROM count_outbox WHERE batch_id = batches.id"
-    [rows] = statements.run(
+    [rows] = statements.finish(
         tx,
         "SELECT state, items, acked + failed + COALESCE(skipped, 0), "  # noqa: S608
         f"(SELECT COALESCE(SUM(acked + failed + skipped), 0) {waiting}), (SELECT COALESCE(MAX(seals), 0) {waiting}) "

@@ -33,10 +33,10 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller's connection. `execute` returns all rows of a statement as tuples."""
+    """A caller's connection. `execute` executes statements, and returns all rows of each as tuples."""
 
     backend: str
-    execute: Callable[[str], Rows]
+    execute: Callable[[Sequence[str]], list[Rows]]
     database: str | None
     """The name of the database, or the path of the file, if the connection tells it."""
     is_mariadb: bool = False
@@ -75,8 +75,44 @@ def _of_sqlalchemy(connection: Any) -> Caller:
         result = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return [tuple(row) for row in result] if result.returns_rows else []
 
-    is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
-    return Caller(backend, execute, connection.engine.url.database, is_mariadb)
+    def execute_together(texts: Sequence[str]) -> list[Rows]:
+        result = connection.exec_driver_sql(";".join(texts), execution_options={"no_parameters": True})
+        if not result.returns_rows:
+            return [()] * len(texts)
+        rows = _all_rows(result.cursor)
+        result.close()
+        return rows
+
+    dialect = connection.dialect
+    sends_together = dialect.driver == "psycopg" and not dialect.is_async
+    run = _in_few_packets(execute, execute_together) if sends_together else _one_by_one(execute)
+    return Caller(backend, run, connection.engine.url.database, bool(getattr(dialect, "is_mariadb", False)))
+
+
+def _one_by_one(execute: Callable[[str], Rows]) -> Callable[[Sequence[str]], list[Rows]]:
+    return lambda texts: [execute(text) for text in texts]
+
+
+def _in_few_packets(
+    execute: Callable[[str], Rows], execute_together: Callable[[Sequence[str]], list[Rows]]
+) -> Callable[[Sequence[str]], list[Rows]]:
+    """Statements that all read, or all write, are sent together: a driver tells of the results of the first kind."""
+
+    def run(texts: Sequence[str]) -> list[Rows]:
+        reads = [text.startswith("SELECT") for text in texts]
+        if len(texts) > 1 and (all(reads) or not any(reads)):
+            return execute_together(texts)
+        return [execute(text) for text in texts]
+
+    return run
+
+
+def _all_rows(cursor: Any) -> list[Rows]:
+    """The rows of each of the statements that the cursor has executed."""
+    rows = [[tuple(row) for row in cursor.fetchall()]]
+    while cursor.nextset():
+        rows.append([tuple(row) for row in cursor.fetchall()])
+    return list(rows)
 
 
 def _of_django(connection: Any) -> Caller:
@@ -94,7 +130,7 @@ def _of_django(connection: Any) -> Caller:
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     is_mariadb = bool(backend == "mysql" and connection.mysql_is_mariadb)
-    return Caller(backend, execute, str(connection.settings_dict.get("NAME") or "") or None, is_mariadb)
+    return Caller(backend, _one_by_one(execute), str(connection.settings_dict.get("NAME") or "") or None, is_mariadb)
 
 
 def check(connection: Any, backend: str, *, sqlite_begins: bool = False) -> None:
@@ -133,11 +169,20 @@ def _of_driver(connection: Any, backend: str) -> Caller:
         finally:
             cursor.close()
 
+    def execute_together(texts: Sequence[str]) -> list[Rows]:
+        cursor = cursor_of()
+        try:
+            cursor.execute(";".join(texts))
+            return _all_rows(cursor) if cursor.description else [()] * len(texts)
+        finally:
+            cursor.close()
+
+    run = _in_few_packets(execute, execute_together) if "psycopg" in _packages(connection) else _one_by_one(execute)
     is_mariadb = False
     if backend == "mysql":
         info = str(getattr(connection, "get_server_info", lambda: "")())
         is_mariadb = "mariadb" in info.lower()
-    return Caller(backend, execute, None, is_mariadb)
+    return Caller(backend, run, None, is_mariadb)
 
 
 def _cursors(connection: Any) -> Callable[[], Any]:

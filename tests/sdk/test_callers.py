@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from core.storage import tables
 from lastbit import errors
 from lastbit.embedded import Lastbit
 
@@ -247,27 +248,39 @@ SHOWN = {
 
 
 def test_settings_of_the_session_matter_to_nobody(server_url: str) -> None:
+    """The tables have a schema of their own. In the caller's, all of their names are taken."""
     url = sa.make_url(server_url)
     backend = url.get_backend_name().replace("mariadb", "mysql")
-    if backend == "postgresql":
-        pytest.skip("its tables are found by the search path, unless they have a schema")
-    engine = sa.create_engine(url.set(drivername="mysql+pymysql"), isolation_level="READ COMMITTED")
-    with Lastbit(server_url) as lastbit, engine.connect() as tx:
+    driver = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}[backend]
+    engine = sa.create_engine(url.set(drivername=driver), isolation_level="READ COMMITTED")
+    schema = f"{url.database}_own" if backend == "mysql" else 'Own "%s'
+    with Lastbit(engine, schema=schema) as lastbit, engine.connect() as tx:
+        for name in tables.metadata.tables:
+            tx.exec_driver_sql(f"CREATE TABLE {name} (mine INTEGER)")
+        tx.commit()
         lastbit.migrate()
         for text in SETTINGS[backend]:
             tx.exec_driver_sql(text)
+        tx.commit()
         before = tx.exec_driver_sql(SHOWN[backend]).all()
-        batch = lastbit.open(tx, key="ä", items=70, group_size=64, labels={"ö": '"'})
-        lastbit.extend(tx, batch.id, 2)
+        batch = lastbit.open(tx, key="ä", items=70, group_size=64, labels={"ö": '"'}, idempotency_key="order-7")
+        lastbit.extend(tx, batch.id, 2, idempotency_key="more")
         lastbit.ack(tx, batch.ids[:40])
         lastbit.fail(tx, batch.ids[64], 'it\'s "\\" broken ä')
+        lastbit.skip(tx, batch.ids[65], "n\\o")
+        lastbit.ack(tx, batch.ids[65])
         lastbit.seal(tx, batch.id)
         assert tx.exec_driver_sql(SHOWN[backend]).all() == before
         tx.commit()
-        assert settled_counts(lastbit, batch.id) == (40, 1, 0)
+        assert settled_counts(lastbit, batch.id) == (41, 1, 0)
         handle = lastbit.client().batch(batch.id)
         assert (handle.refresh().key, handle.refresh().labels) == ("ä", {"ö": '"'})
         assert [found.reason for found in handle.failure_reasons().reasons] == ['it\'s "\\" broken ä']
+        assert handle.verify().ok
+        held = lastbit.client().open(items=1, parent=batch.ids[66])
+        assert [item.reason for item in lastbit.ack(tx, batch.ids[66]).rejected] == ["held"]
+        assert lastbit.once(held.ids[0], lambda _: None, using=engine).applied == 1
+        tx.rollback()
     engine.dispose()
 
 

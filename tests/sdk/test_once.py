@@ -121,7 +121,7 @@ def test_an_effect_may_extend_its_own_batch(lastbit: Lastbit) -> None:
 )
 @mutant(
     "an-item-is-looked-at-without-a-lock",
-    "core.enlisted.acks:_lock_groups",
+    "core.enlisted.acks:_lock_and_look",
     "dialect.for_update('batch_id', 'group_no')",
     "''",
 )

@@ -468,7 +468,7 @@ def upgrade():
 """
 
 
-@mutant("a-users-migration-loses-alembic", "core.storage.schema:_alembic_as_before", "namespace.update(names)", "")
+@mutant("a-users-migration-loses-alembic", "core.storage.schema:_alembic_as_before", "module.update(names)", "")
 def test_a_users_own_migration_can_migrate(database_url: str, tmp_path: Path) -> None:
     """Within one of its revisions. Alembic has one migration at a time, and goes on with the user's."""
     (tmp_path / "versions").mkdir()

@@ -25,7 +25,8 @@ class _CallersDialect(Dialect):
         return self.now
 
     def run(self, tx: Any, texts: Sequence[str]) -> list[Rows]:
-        return [tx.execute(text) for text in texts]
+        rows: list[Rows] = tx.execute(texts) if texts else []
+        return rows
 
     def finish(self, tx: Any, texts: Sequence[str]) -> list[Rows]:
         raise AssertionError("the caller commits")

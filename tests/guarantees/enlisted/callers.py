@@ -32,7 +32,7 @@ def over(connection: Connection) -> Transaction:
         return [tuple(row) for row in result] if result.returns_rows else []
 
     is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
-    return Transaction(connection.dialect.name, execute, is_mariadb=is_mariadb)
+    return Transaction(connection.dialect.name, lambda texts: [execute(text) for text in texts], is_mariadb=is_mariadb)
 
 
 @contextmanager
