@@ -20,6 +20,7 @@ from typing import Any
 import click
 import httpx
 import pytest
+import sqlalchemy
 import yaml
 from standardwebhooks import WebhookVerificationError
 
@@ -244,9 +245,9 @@ def fresh_url(sqlite_url: str) -> Iterator[str]:
 
 
 def test_the_readmes_programs_print_the_shown_output(fresh_url: str, tmp_path: Path) -> None:
-    """The short program and the tour, as printed and in order, with a service without batches."""
+    """The one without a service, the short one and the tour, in order, with a service without batches."""
     programs = re.findall(r"```python\n(.*?)^```\n\n```text\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     for number, (program, output) in enumerate(programs):
         process = run_script(tmp_path / f"program_{number}.py", program, fresh_url)
         assert process.returncode == 0, process.stderr
@@ -442,6 +443,25 @@ def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_p
         outputs = re.findall(r"^```python\n[^`]*^```\n\n```text\n([^`]*)^```", page.read_text(), re.MULTILINE)
         assert outputs
         assert process.stdout == "".join(outputs)
+
+
+@pytest.mark.mariadb
+def test_the_page_on_effects_runs_on_each_database(database_url: str, tmp_path: Path) -> None:
+    """docs/exactly-once.md: the program as it is, and with the page's changes for a server; then what follows it."""
+    program, postgresql, mariadb, transactions = blocks(ROOT / "docs/exactly-once.md", "python")
+    (output,) = blocks(ROOT / "docs/exactly-once.md", "text")
+    changes = {"postgresql": postgresql, "mysql": mariadb, "mariadb": mariadb}
+    url = sqlalchemy.make_url(database_url)
+    program, _, _ = program.rpartition("lastbit.close()")
+    for line in changes.get(url.get_backend_name(), "").splitlines():
+        variable = line.split(" = ")[0]
+        program, count = re.subn(rf"^{variable} = .*$", line, program, flags=re.MULTILINE)
+        assert count == 1, line
+    address = url.set(drivername="x").render_as_string(hide_password=False).removeprefix("x:")
+    program = program.replace("//app@db/app", address)
+    process = run_script(tmp_path / "shop.py", f"{program}\n{transactions}\nlastbit.close()\n", "http://127.0.0.1:9")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == output
 
 
 def test_a_webhook_has_the_event_of_the_feed() -> None:

@@ -312,10 +312,9 @@ def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
     result = run(*installer, "--no-index", "--find-links", index, *arguments.split(), **environment)
     assert result.returncode == 0, result.stderr
     python = (bin_folder / "lastbit-server").resolve().with_name("python")
-    program = re.search(
+    _, program, _ = re.findall(
         r"```python\n(.*?)^```\n\n```text\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
-    assert program is not None
     port = free_port()
     server = subprocess.Popen(
         [bin_folder / "lastbit-server", "--port", str(port)],
@@ -327,7 +326,7 @@ def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
         with Client(f"http://127.0.0.1:{port}", retry=Retry(attempts=500, cap=0.2)) as client:
             assert client.events().last == 0
         for words, output in (
-            ([python, "-c", program[1]], program[2]),
+            ([python, "-c", program[0]], program[1]),
             ([bin_folder / "lastbit", "verify", "--all"], "1 batch, 3 items: ok\n"),
         ):
             result = run(*words, LASTBIT_URL=f"http://127.0.0.1:{port}")
@@ -345,6 +344,11 @@ def test_the_extra_brings_the_service_into_ones_own_process(index: Path, tmp_pat
     installer = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--find-links", index]
     installed = run(*installer, "lastbit[embedded]")
     assert installed.returncode == 0, installed.stderr
+    text = (ROOT / "README.md").read_text()
+    program, output = re.findall(r"```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / "app.py").write_text(program)
+    result = subprocess.run([python, "app.py"], cwd=tmp_path, env=own_environment(), capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, output), result.stderr
     code = "from lastbit._server import program; print(program('core.service').Service.__module__)"
     assert run(python, "-c", code).stdout == "lastbit_server.core.service\n"
 

@@ -257,8 +257,11 @@ def ended(client: Client, key: str) -> tuple[int, int]:
 def test_the_readme(reader: Reader) -> None:
     """Up to the end of its tour; tests/test_shell_examples.py runs the commands that follow."""
     steps = blocks("README.md")
-    assert [step.language for step in steps[:6]] == ["sh", "python", "text", "sh", "python", "text"]
-    install, snippet, printed, _, tour, report = (step.body for step in steps[:6])
+    assert [step.language for step in steps[:9]] == ["sh", "python", "text"] * 3
+    embedded, app, charged, install, snippet, printed, _, tour, report = (step.body for step in steps[:9])
+    reader.run(embedded.strip())
+    (reader.folder / "app.py").write_text(app)
+    assert reader.run("python app.py") == charged
     assert commands(install) == ["pip install lastbit-server", "lastbit-server"]
     reader.run("pip install lastbit-server")
     with serve(reader):
