@@ -17,11 +17,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -32,6 +32,7 @@ from core.commits.combiner import Combiner, Inline
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
 from core.dispatcher import Dispatcher
+from core.enlisted.transaction import Transaction
 from core.service import Service
 from core.storage.database import Database
 from core.webhooks.backoff import Backoff
@@ -39,10 +40,13 @@ from core.webhooks.sender import SendResult
 from lastbit.streams.snapshot import Snapshot
 from tests import mutants
 from tests.guarantees.drivers import journaled
+from tests.guarantees.enlisted.service import EnlistingService
 from tests.guarantees.models import orders
 from tests.guarantees.models.service import Request, perform
 from tests.support import packets
 from tests.support.servers import ROOT
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,21 @@ class Mortals:
         )
 
     def run(
-        self, url: str, request: Request, point: int, *, with_combiner: bool = False, with_journal: bool = False
+        self,
+        url: str,
+        request: Request,
+        point: int,
+        *,
+        with_combiner: bool = False,
+        with_journal: bool = False,
+        enlisted: bool = False,
     ) -> Death | None:
-        """Perform the request in a process that dies at the `point`th point; None if the request ended before that."""
+        """Perform the request in a process that dies at the `point`th point; None if the request ended before that.
+        `enlisted`: in a caller's transaction, whose COMMIT is the first that counts."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         job = {"url": url, "request": request, "point": point, "combined": with_combiner, "journaled": with_journal}
+        job["enlisted"] = enlisted
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         reply = json.loads(self._process.stdout.readline())
@@ -91,11 +104,12 @@ class _Points:
         self.left = point
         self.said = pipe
         self.commits = 0
+        self.counts_commits = True
         self.armed = False
         self._one_dies = threading.Lock()
 
     def passed(self, place: str) -> None:
-        self.commits += place == packets.AFTER
+        self.commits += self.counts_commits and place == packets.AFTER
         if not self.armed:
             return
         with self._one_dies:  # the thread that ends the process never releases it, so no other thread can write
@@ -120,6 +134,21 @@ class _Points:
             self.passed(packets.AFTER)
 
         database.engine.dialect.do_commit = watched_commit  # type: ignore[method-assign]
+
+
+class _MortalCaller(EnlistingService):
+    """Its transactions that make a batch ready don't count as commits of the request."""
+
+    points: _Points
+
+    def _write(self, work: Callable[[Transaction], T]) -> T:
+        def counted_work(tx: Transaction) -> T:
+            self.points.counts_commits = False
+            result = work(tx)
+            self.points.counts_commits = True
+            return result
+
+        return super()._write(counted_work)
 
 
 class Written:
@@ -152,7 +181,10 @@ def _live_and_die(job: dict[str, Any], pipe: int) -> None:
         journaled.everything(pytest.MonkeyPatch())
     database = Database(job["url"])
     combiner = Combiner if job["combined"] else Inline
-    service = Service(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
+    service_type = _MortalCaller if job["enlisted"] else Service
+    service = service_type(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
+    if isinstance(service, _MortalCaller):
+        service.points = points
     if database.is_embedded:
         points.watch_sqlite(database)
     else:
