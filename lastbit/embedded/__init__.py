@@ -27,9 +27,10 @@ from lastbit._protocol import seconds
 from lastbit._server import program
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.client import AsyncClient, Client
+from lastbit.embedded import _transactions
 from lastbit.embedded._beginnings import Begin, beginning, engine_of, of_django
 from lastbit.embedded._sending import EmbeddedService, Sender
-from lastbit.embedded._transactions import NEVER_AGAIN, AsyncEffect, Effect, Enlisted, in_sync, once, once_async
+from lastbit.embedded._transactions import NEVER_AGAIN, AsyncEffect, Effect, Enlisted, in_sync
 from lastbit.embedded._urls import url_of
 from lastbit.ids import ItemId, ItemIds
 from lastbit.models import AckResult, Opened, OpenOptions
@@ -189,7 +190,7 @@ class Lastbit:
         after `tx`. Raises `MalformedItem`, `InvalidArgument`."""
         if effect is None:
             return self._once_each(item, using)
-        return once(self._enlist, item, effect, self._beginning(using))
+        return _transactions.once(self._enlist, item, effect, self._beginning(using))
 
     # The same for `AsyncConnection`, `AsyncSession` and `AsyncEngine` of SQLAlchemy.
 
@@ -232,7 +233,7 @@ class Lastbit:
 
     async def async_once(self, item: str | ItemId, effect: AsyncEffect, *, using: Any) -> AckResult:
         """`once`, awaited. `using`: an `AsyncEngine` or an `async_sessionmaker` of SQLAlchemy."""
-        return await once_async(self._enlist, item, effect, using.begin)
+        return await _transactions.once_async(self._enlist, item, effect, using.begin)
 
     def _once_each(self, function: Callable[..., object], using: object) -> Callable[..., AckResult]:
         if not callable(function):
@@ -240,7 +241,9 @@ class Lastbit:
 
         @functools.wraps(function)
         def call(item: str | ItemId, *arguments: Any, **options: Any) -> AckResult:
-            return once(self._enlist, item, lambda tx: function(tx, *arguments, **options), self._beginning(using))
+            return _transactions.once(
+                self._enlist, item, lambda tx: function(tx, *arguments, **options), self._beginning(using)
+            )
 
         return call
 

@@ -114,12 +114,6 @@ def test_an_effect_may_extend_its_own_batch(lastbit: Lastbit) -> None:
 
 
 @mutant(
-    "a-repeat-keeps-its-effect",
-    "lastbit.embedded._transactions:once",
-    "not result.applied",
-    "False",
-)
-@mutant(
     "an-item-is-looked-at-without-a-lock",
     "core.enlisted.acks:_lock_and_look",
     "dialect.for_update('batch_id', 'group_no')",
@@ -152,6 +146,33 @@ def test_each_item_of_many_deliveries_has_one_effect(lastbit: Lastbit, engine: s
         "batch.completed",
         "batch.succeeded",
     ]
+
+
+@mutant(
+    "a-repeat-keeps-its-effect",
+    "lastbit.embedded._transactions:once",
+    "not result.applied",
+    "False",
+)
+def test_of_two_deliveries_at_once_one_has_an_effect(lastbit: Lastbit, engine: sa.Engine) -> None:
+    """The second one is acked while the first one is in its effect."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("one transaction writes to a file at a time")
+    item = lastbit.client().open(items=1).ids[0]
+    begun, acked = threading.Event(), threading.Event()
+
+    def slowly(tx: Any) -> None:
+        charging("slow")(tx)
+        begun.set()
+        assert acked.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(lastbit.once, item, slowly)
+        assert begun.wait(60)
+        assert lastbit.once(item, charging("quick")).applied == 1
+        acked.set()
+        assert (slow.result(60).applied, slow.result().repeated) == (0, 1)
+    assert charges(engine) == ["quick"]
 
 
 def test_a_decorated_function_takes_the_item_first(lastbit: Lastbit, engine: sa.Engine) -> None:

@@ -119,6 +119,8 @@ def prepare(
             tx.execute(sa.insert(tables.batches), batches)
             if groups:
                 tx.execute(sa.insert(tables.item_groups), groups)
+            if tx.dialect.name == "postgresql":  # its sequence doesn't notice ids that are given
+                tx.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('batches', 'id'), {ids[-1]})")
     return ids
 
 
