@@ -448,7 +448,7 @@ def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_p
 @pytest.mark.mariadb
 def test_the_page_on_effects_runs_on_each_database(database_url: str, tmp_path: Path) -> None:
     """docs/exactly-once.md: the program as it is, and with the page's changes for a server; then what follows it."""
-    program, postgresql, mariadb, transactions = blocks(ROOT / "docs/exactly-once.md", "python")
+    program, postgresql, mariadb, transactions, handler = blocks(ROOT / "docs/exactly-once.md", "python")
     (output,) = blocks(ROOT / "docs/exactly-once.md", "text")
     changes = {"postgresql": postgresql, "mysql": mariadb, "mariadb": mariadb}
     url = sqlalchemy.make_url(database_url)
@@ -459,7 +459,9 @@ def test_the_page_on_effects_runs_on_each_database(database_url: str, tmp_path: 
         assert count == 1, line
     address = url.set(drivername="x").render_as_string(hide_password=False).removeprefix("x:")
     program = program.replace("//app@db/app", address)
-    process = run_script(tmp_path / "shop.py", f"{program}\n{transactions}\nlastbit.close()\n", "http://127.0.0.1:9")
+    process = run_script(
+        tmp_path / "shop.py", f"{program}\n{transactions}\n{handler}\nlastbit.close()\n", "http://127.0.0.1:9"
+    )
     assert process.returncode == 0, process.stderr
     assert process.stdout == output
 
