@@ -3,6 +3,7 @@ and seals. They are parsed and answered as their routes do, so that callers get 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
@@ -41,9 +42,13 @@ class Enlisting:
         self._resolved: list[tuple[Call, Resolved]] = []
 
     def request(self, request: Request) -> Response:
-        """Raises the driver's errors, and those of the database in general."""
+        """`GET` with an item as its target tells whether the item was resolved before this transaction, by a plain
+        read: False may be outdated. Raises the driver's errors, and those of the database in general."""
         verb = PATHS.get(request.target) if request.method == "POST" else None
         try:
+            if request.method == "GET":
+                is_resolved = self._service.enlisted.is_resolved(self._tx, ItemId.parse(request.target))
+                return Response(200, JSON, json.dumps(is_resolved).encode())
             if verb is not None:
                 return Response(200, JSON, self._resolve(verb, request))
             return self._write(request)
@@ -53,10 +58,6 @@ class Enlisting:
             return refused(problem_of(error) if verb is None else refusal(verb, error, None))
         except Problem as problem:
             return refused(problem)
-
-    def is_resolved(self, item: ItemId) -> bool:
-        """Whether the item was resolved before this transaction. A plain read: False may be outdated."""
-        return self._service.enlisted.is_resolved(self._tx, item)
 
     def settled(self) -> bytes:
         """After the commit: the answer to all acks of the transaction, with the completions that they know now."""

@@ -122,8 +122,8 @@ class EnlistedService:
         return bool(numbers) and all((batch, number) in self._ready for number in numbers)
 
     def settled(self, call: Call, resolved: acks.Resolved) -> AckResult:
-        """The answer to a call whose transaction is committed, with the batches that are complete now. Raises
-        `errors.Unavailable`."""
+        """The answer to a call whose transaction is committed, with the batches that are complete now; with
+        none if the database can't be asked, as the call has had its effect."""
         for batch in resolved.named:
             completed = self._settled(batch, call.fingerprint(), claims=batch in resolved.changed)
             if completed is not None:
@@ -133,12 +133,14 @@ class EnlistedService:
     def _settled(self, batch: int, fingerprint: bytes, *, claims: bool) -> Completed | None:
         """Move what waits for the batch if that may complete it, or leave it to the thread. `fingerprint` identifies
         the call, which `claims` the completion if it has changed something."""
-        if not self._database.read(_may_be_complete, batch):
-            return None
         try:
-            moved = self._database.write(mover.move, [batch], {batch: fingerprint} if claims else {})
-            if moved.owing:
-                self._acks.pay(*moved.owing)
+            if not self._database.read(_may_be_complete, batch):
+                return None
+            moved = mover.Moved(has_more=True)
+            while moved.has_more:
+                moved = self._database.write(mover.move, [batch], {batch: fingerprint} if claims else {})
+                if moved.owing:
+                    self._acks.pay(*moved.owing)
             return self._database.write(_told, batch, fingerprint, claims)
         except errors.CoreError as error:  # the caller's transaction is committed
             log.warning("counts_wait", batches=[batch], error=str(error))

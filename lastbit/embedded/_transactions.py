@@ -48,8 +48,8 @@ class Enlisted:
         self.driver.run(lambda service: service.call("POST", f"/v1/batches/{batch}/seal", body={}))
 
     def is_resolved(self, item: str) -> bool:
-        resolved: bool = self._enlisting.is_resolved(ItemId.parse(item))
-        return resolved
+        answer = self.driver.run(lambda service: service.call("GET", item))
+        return bool(json.loads(answer.body))
 
     def settled(self) -> AckResult:
         """After the commit."""

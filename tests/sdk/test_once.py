@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from lastbit import errors
 from lastbit.embedded import Lastbit
+from tests.conftest import Server
 from tests.mutants import mutant
 
 pytestmark = [pytest.mark.mariadb]
@@ -253,3 +255,54 @@ def test_misuse_has_a_clear_error(lastbit: Lastbit, arguments: tuple[Any, Any, A
         lastbit.once(item, effect, using=using)
     with pytest.raises(errors.MalformedItem):
         lastbit.once("7-0", lambda tx: None)
+
+
+@pytest.fixture
+def mortal(mortal_server: Server) -> Iterator[tuple[Lastbit, sa.Engine]]:
+    url = sa.make_url(mortal_server.new_database())
+    engine = sa.create_engine(url.set(drivername=DRIVERS[url.get_backend_name()]), isolation_level="READ COMMITTED")
+    CHARGES.create(engine)
+    with Lastbit(engine) as lastbit:
+        lastbit.migrate()
+        yield lastbit, engine
+    engine.dispose()
+
+
+@mutant(
+    "a-database-that-is-away-after-the-commit-is-an-error",
+    "core.service.enlisted:EnlistedService._settled",
+    "errors.CoreError",
+    "errors.InconsistentBatch",
+)
+def test_a_database_that_dies_after_the_commit_does_not_undo_the_answer(
+    mortal: tuple[Lastbit, sa.Engine], mortal_server: Server
+) -> None:
+    lastbit, engine = mortal
+    [item] = lastbit.client().open(items=1, sealed=True).ids
+    sa.event.listen(engine, "checkin", lambda *_: mortal_server.stop(signal.SIGKILL), once=True)
+    result = lastbit.once(item, charging(item))
+    assert (result.applied, result.completed) == (1, ())
+    mortal_server.start()
+    engine.dispose()
+    again = lastbit.once(item, charging("again"))
+    assert (again.repeated, [completed.batch for completed in again.completed]) == (1, [1])
+    assert charges(engine) == [item]
+
+
+@mutant(
+    "an-outage-is-an-error-of-the-core",
+    "lastbit.embedded._transactions:Enlisted._send",
+    "core.Unavailable",
+    "core.Misconfigured",
+)
+def test_a_database_that_is_away_before_the_effect_is_an_error_of_lastbit(
+    mortal: tuple[Lastbit, sa.Engine], mortal_server: Server
+) -> None:
+    lastbit, engine = mortal
+    [item] = lastbit.client().open(items=1, sealed=True).ids
+    with engine.connect() as tx:
+        tx.execute(sa.select(CHARGES.c.item))
+        mortal_server.stop(signal.SIGKILL)
+        with pytest.raises(errors.DatabaseUnreachable):
+            lastbit._enlist(tx).is_resolved(item)
+        tx.invalidate()

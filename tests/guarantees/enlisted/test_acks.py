@@ -15,12 +15,14 @@ from core.batches import expiry
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.batches.writing import Extend
+from core.enlisted import outbox
 from core.service import Service
 from core.service.batches import opening_of
 from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.enlisted.callers import engine_of, over, transaction
+from tests.mutants import mutant
 
 pytestmark = [pytest.mark.mariadb]
 SIZE = 64
@@ -98,6 +100,27 @@ def test_an_item_counts_when_it_is_moved_after_the_commit(service: Service, engi
     assert events_of(service, batch) == ["batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"]
     assert left(service.database) == 0
     assert service.batches.verify(batch).ok
+
+
+@mutant(
+    "an-answer-waits-for-one-page-of-what-is-left",
+    "core.service.enlisted:EnlistedService._settled",
+    "moved.has_more",
+    "not moved.batches",
+)
+def test_a_completion_is_told_though_more_waits_than_one_transaction_moves(
+    service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a time in which nobody could move."""
+    monkeypatch.setattr(outbox, "PAGE", 2)
+    batch = open_batch(service, 5)
+    for index in range(5):
+        call = call_of(batch, index)
+        with transaction(engine) as tx:
+            resolved = service.enlisted.resolve(tx, call)
+    answer = service.enlisted.settled(call, resolved)
+    assert answer.completed[batch].newly
+    assert left(service.database) == 0
 
 
 def test_what_is_rolled_back_leaves_nothing(service: Service, engine: Engine) -> None:

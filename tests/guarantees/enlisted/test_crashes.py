@@ -6,6 +6,7 @@ it, or another process moves what is left, and a service gets the repeat.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -43,6 +44,7 @@ from tests.guarantees.test_crashes import (
     redrives_the_last_failed_items,
     skips_with_a_reason_and_completes,
 )
+from tests.mutants import mutant
 
 __all__ = ["dying"]
 
@@ -58,6 +60,8 @@ WRITES: list[Callable[[Ground], Request]] = [
 ]
 
 
+PATIENCE = 60
+"""Seconds in which a server notices that a dead process's session is gone, and its locks with it."""
 OFTEN = [acks_into_new_groups, completes_the_batch, opens_a_batch, extends_on_behalf_of_an_item]
 
 
@@ -65,6 +69,31 @@ def _rarely(scenarios: list[Callable[[Ground], Request]], often: list[Callable[[
     return [each if each in often else pytest.param(each, marks=pytest.mark.slow) for each in scenarios]
 
 
+@mutant(
+    "the-outbox-is-emptied-in-a-transaction-of-its-own",
+    "core.enlisted.mover:move",
+    "waiting = outbox.take(pipeline, counts)",
+    """
+waiting = outbox.take(pipeline, counts)
+pipeline.flush()
+tx.commit()
+""",
+    case="sqlite-completes_the_batch-repeated",
+)
+@mutant(
+    "a-repeat-leaves-what-waits",
+    "core.service.enlisted:EnlistedService._settled",
+    "not self._database.read(_may_be_complete, batch)",
+    "not claims or not self._database.read(_may_be_complete, batch)",
+    case="sqlite-completes_the_batch-repeated",
+)
+@mutant(
+    "events-that-wait-are-appended-and-stay",
+    "core.feed:_taken",
+    "pipeline.later(f\"DELETE FROM event_outbox WHERE id IN ({','.join(map(str, part))})\")",
+    "pass",
+    case="sqlite-opens_a_batch-moved by another",
+)
 @pytest.mark.parametrize("moved_by_another", [False, True], ids=["repeated", "moved by another"])
 @pytest.mark.parametrize("scenario", _rarely([*ACKS, *WRITES], OFTEN), ids=lambda scenario: scenario.__name__)
 def test_a_retry_after_a_crash_at_any_point_matches_the_model(
@@ -142,7 +171,9 @@ def _assert_what_waits_is_known(ground: Ground, where: str) -> None:
 def _sweep(database: Database) -> None:
     """What services and dispatchers do until nothing waits."""
     outboxes = (tables.count_outbox, tables.event_outbox)
+    until = time.monotonic() + PATIENCE
     while any(_rows(database, outbox) for outbox in outboxes) or database.read(nesting.debts):
+        assert time.monotonic() < until
         mover.sweep(database)
         parents.sweep(database)
 
