@@ -106,7 +106,7 @@ class InProcess:
         """The response, when the request is carried out. `timeout`: seconds to wait for it, if it isn't answered in
         this thread. Raises `TimedOut` too: the request continues."""
         with self._calls.one():
-            self._check_schema()
+            self.check_schema()
             try:
                 return self._answer_here(request)
             except NotPlain:
@@ -122,7 +122,7 @@ class InProcess:
     async def request_async(self, request: Request, timeout: float) -> Response:
         """As `request`, for a task of any event loop. If it is cancelled, the request continues."""
         with self._calls.one():
-            call = self._running().start(request, self._check_schema)
+            call = self._running().start(request, self.check_schema)
             try:
                 async with asyncio.timeout(timeout):
                     return await asyncio.shield(asyncio.wrap_future(call.response))
@@ -157,7 +157,8 @@ class InProcess:
             cause = cause.__cause__
         return str(error) if cause is None else explain(self.database, cause)[0]
 
-    def _check_schema(self) -> None:
+    def check_schema(self) -> None:
+        """Raise `errors.Misconfigured` if the schema doesn't fit this release, `errors.Unavailable`."""
         if not self._has_schema:
             self.service.check_ready()
             self.service.enlisted.start()

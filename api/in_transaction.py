@@ -43,7 +43,8 @@ class Enlisting:
 
     def request(self, request: Request) -> Response:
         """`GET` with an item as its target tells whether the item was resolved before this transaction, by a plain
-        read: False may be outdated. Raises the driver's errors, and those of the database in general."""
+        read: False may be outdated. Raises the driver's errors; `errors.Unavailable`; `errors.Misconfigured` for a
+        transaction that is not fit for it."""
         verb = PATHS.get(request.target) if request.method == "POST" else None
         try:
             if request.method == "GET":
@@ -53,7 +54,8 @@ class Enlisting:
                 return Response(200, JSON, self._resolve(verb, request))
             return self._write(request)
         except errors.CoreError as error:
-            if errors.is_outage(error) and not isinstance(error, errors.Overloaded):
+            is_callers = isinstance(error, errors.Misconfigured)  # no client of a service could cause it
+            if is_callers or (errors.is_outage(error) and not isinstance(error, errors.Overloaded)):
                 raise
             return refused(problem_of(error) if verb is None else refusal(verb, error, None))
         except Problem as problem:

@@ -11,11 +11,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
@@ -94,12 +95,19 @@ class Lastbit:
     def migrate(self) -> None:
         """Create the schema, or update that of an earlier release, as `lastbit-server migrate` does. Raises
         `DatabaseUnreachable`, `SchemaMismatch`."""
-        core, running = program("core.errors"), self._answering()
-        try:
+        running = self._answering()
+        with self._named(running, "migrate"):
             running.migrate()
+
+    @contextlib.contextmanager
+    def _named(self, running: Any, call: str) -> Iterator[None]:
+        """Raises the errors of the database and its schema as this package's."""
+        core = program("core.errors")
+        try:
+            yield
         except core.Unavailable as error:
             cause = running.explain(error)
-            raise errors.DatabaseUnreachable(self.url, "migrate", cause, 1, 0.0, sent=False) from error
+            raise errors.DatabaseUnreachable(self.url, call, cause, 1, 0.0, sent=False) from error
         except core.Misconfigured as error:
             raise errors.SchemaMismatch(str(error)) from error
 
@@ -255,8 +263,11 @@ class Lastbit:
         return self._begin
 
     def _enlist(self, tx: object) -> Enlisted:
+        running = self._answering()
+        with self._named(running, "a call in a transaction"):
+            running.check_schema()
         service = EmbeddedService(self.url, retry=NEVER_AGAIN, timeout=30.0)
-        return Enlisted(self._answering(), service, tx)
+        return Enlisted(running, service, tx)
 
     def close(self) -> None:
         """Finish the calls in progress, and close the connections. Later calls raise `ClientClosed`. Long polls end at

@@ -62,6 +62,8 @@ class Enlisted:
             answer = self._enlisting.request(
                 in_process.Request(request.method, target, request.headers, request.body or b"")
             )
+        except core.Misconfigured as error:
+            raise errors.InvalidArgument(str(error)) from None
         except core.Unavailable as error:
             return Failure(str(error), sent=False)
         return Answer(answer.status, answer.headers, answer.content)

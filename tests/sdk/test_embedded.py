@@ -224,7 +224,7 @@ def test_neither_it_nor_its_clients_are_pickled(lastbit: Lastbit) -> None:
 
 @mutant(
     "a-client-without-a-service-works-on-any-schema",
-    "api.in_process:InProcess._check_schema",
+    "api.in_process:InProcess.check_schema",
     "self.service.check_ready()",
     "pass",
 )

@@ -306,3 +306,18 @@ def test_a_database_that_is_away_before_the_effect_is_an_error_of_lastbit(
         with pytest.raises(errors.DatabaseUnreachable):
             lastbit._enlist(tx).is_resolved(item)
         tx.invalidate()
+
+
+def test_without_a_schema_or_at_another_isolation_level_the_error_says_what_to_do(server_url: str) -> None:
+    url = sa.make_url(server_url)
+    engine = sa.create_engine(url.set(drivername=DRIVERS[url.get_backend_name()]), isolation_level="SERIALIZABLE")
+    with Lastbit(engine) as lastbit:
+        with pytest.raises(errors.SchemaMismatch, match="migrate"):
+            lastbit.once("1:0:0", lambda tx: None)
+        lastbit.migrate()
+        item = lastbit.client().open(items=1).ids[0]
+        with pytest.raises(errors.InvalidArgument, match=r"SERIALIZABLE.*use READ COMMITTED"):
+            lastbit.once(item, lambda tx: None)
+        with engine.connect() as tx, pytest.raises(errors.InvalidArgument, match="SERIALIZABLE"):
+            lastbit.open(tx, items=1)
+    engine.dispose()
