@@ -161,7 +161,7 @@ class InProcess:
         """Raise `errors.Misconfigured` if the schema doesn't fit this release, `errors.Unavailable`."""
         if not self._has_schema:
             self.service.check_ready()
-            self.service.enlisted.start()
+            self.service.enlisted.start(debts=True)
             self._has_schema = True
 
     def _running(self) -> _Loop:

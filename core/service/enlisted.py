@@ -11,9 +11,10 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from core import errors
+from core.acks import parents
 from core.acks.call import AckResult, Call, Completed
 from core.batches import batch as batches
-from core.batches import writing
+from core.batches import descendants, writing
 from core.batches.batch import Batch, Extended, Opened
 from core.batches.lifecycle import State, completes
 from core.bits.cache import Key
@@ -34,6 +35,8 @@ LONGEST_WAIT: Final = 1.0
 before."""
 EVERY: Final = 1.0
 """Seconds between two of its looks for what transactions of other processes have left."""
+SWEEP: Final = 0.5
+"""Seconds that each of the other sweeps of such a look may take."""
 
 log = structlog.get_logger(__name__)
 
@@ -153,9 +156,10 @@ class EnlistedService:
         if moved.owing:
             self._acks.pay(*moved.owing)
 
-    def start(self) -> None:
-        """Move from now on what transactions of any process have left."""
-        self._mover.start_looking()
+    def start(self, *, debts: bool = False) -> None:
+        """Move from now on what transactions of any process have left. With `debts`, also do what ended batches still
+        have to do for their parents and children, as a dispatcher does."""
+        self._mover.start_looking(debts=debts)
 
     def stop(self) -> None:
         self._mover.stop()
@@ -211,6 +215,8 @@ class _Mover(QueueThread):
         """By batch, when to look next, and how long after that again."""
         self._look_at: float | None = None
         """When to look for any batch."""
+        self._pays = False
+        """Whether it then also does what processes that died have left to the sweeps."""
 
     def expect(self, changed: Collection[int]) -> None:
         """A transaction that isn't committed yet leaves something for these batches."""
@@ -226,8 +232,9 @@ class _Mover(QueueThread):
             self._start()
             self.wake.notify()
 
-    def start_looking(self) -> None:
+    def start_looking(self, *, debts: bool) -> None:
         with self.wake:
+            self._pays = debts
             self._look_at = time.monotonic()
             self._start()
             self.wake.notify()
@@ -262,6 +269,9 @@ class _Mover(QueueThread):
                 moved = mover.move_apart(self._database, due_batches)
             if moved.owing:
                 self._acks.pay(*moved.owing)
+            if looks and self._pays:
+                descendants.sweep(self._database, seconds=SWEEP)
+                parents.sweep(self._database, seconds=SWEEP)
         except errors.CoreError as error:
             log.warning("counts_wait", error=str(error))
         except Exception:  # a bug: the next pass tries again

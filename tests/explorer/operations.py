@@ -72,15 +72,16 @@ def enlisted(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | 
 
 
 def enlisted_open(session: Session) -> Any:
-    """Open a batch in a transaction of a caller, and do all that can be done with it there."""
+    """Open a batch in a transaction of a caller, and do all that can be done with it there: at last an extend, which
+    locks the row of a batch that exists already."""
 
     def write(connection: Connection) -> Any:
         tx = callers.over(connection)
-        opened = caller_writes.apply(tx, opening_of(Opening(items=1), "enlisted-open"))
-        extended = caller_writes.apply(tx, Extend(batch=opened.batch.id, count=1, idempotency_key="more"))
+        opened = caller_writes.apply(tx, opening_of(Opening(items=2), "enlisted-open"))
         call = Call.of(Verb.ACK, [ItemId(opened.batch.id, 0, index) for index in (0, 1)])
         acks.prepare(tx, acks.groups_of(call))
         resolved = acks.resolve(tx, call)
+        extended = caller_writes.apply(tx, Extend(batch=opened.batch.id, count=1, idempotency_key="more"))
         caller_writes.seal(tx, opened.batch.id)
         return opened, extended, resolved.answer
 

@@ -40,6 +40,8 @@ LEFT_OVER: Final = {
     "expire",
     # And ends its children.
     "expire-overdue",
+    # A sweep pays what a batch owes that was ended when a caller's failures were moved.
+    "enlisted-fail",
 }
 """Operations that leave other rows if they are done again."""
 SAME_RESPONSE: Final = {

@@ -258,7 +258,7 @@ def test_a_dump_of_postgresql_restores(postgresql: PostgreSQL, postgresql_url: s
 def test_after_a_dump_is_restored_the_accounts_of_the_page_can_migrate_and_serve(tmp_path: Path) -> None:
     """The owner of the tables and the grants are those of docs/database.md."""
     back_up, restore = documented("PostgreSQL: a dump")
-    creation, grants, _ = blocks(ROOT / "docs/database.md", "sql")
+    creation, grants, *_ = blocks(ROOT / "docs/database.md", "sql")
     with another_postgresql() as server:
         server.install()
         server.start()

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from lastbit import errors
 from lastbit.embedded import Lastbit
 from tests.conftest import Server
+from tests.guarantees.drivers.rounds import nobody_pays
 from tests.mutants import mutant
 
 pytestmark = [pytest.mark.mariadb]
@@ -321,3 +322,21 @@ def test_without_a_schema_or_at_another_isolation_level_the_error_says_what_to_d
         with engine.connect() as tx, pytest.raises(errors.InvalidArgument, match="SERIALIZABLE"):
             lastbit.open(tx, items=1)
     engine.dispose()
+
+
+@mutant(
+    "nobody-pays-the-debts-of-the-dead",
+    "api.in_process:InProcess.check_schema",
+    "self.service.enlisted.start(debts=True)",
+    "self.service.enlisted.start()",
+)
+def test_a_parent_completes_though_the_process_that_ended_its_child_died(
+    lastbit: Lastbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No dispatcher runs, so the processes of Lastbit do what it would do."""
+    parent = lastbit.client().open(items=1, sealed=True)
+    child = lastbit.client().open(items=1, sealed=True, parent=parent.ids[0])
+    with monkeypatch.context() as dying:
+        nobody_pays(dying)
+        assert lastbit.once(child.ids[0], lambda tx: None).completed[0].newly
+    parent.wait(timeout=30)

@@ -75,7 +75,7 @@ def test_other_tasks_are_untouched(place: Place, worker: Worker) -> None:
 
 
 def test_settings_that_lead_to_duplicate_runs_are_reported_at_the_start(place: Place, worker: Worker) -> None:
-    assert "acks_late is off for apply_inside, die, die_after_success, " in worker.output
+    assert "acks_late is off for apply_inside, complete_a_batch, die, " in worker.output
     assert "die_once" not in worker.output
     assert "visibility timeout" not in worker.output
 
