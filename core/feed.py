@@ -254,12 +254,6 @@ class Appends(Kind):
         return new
 
 
-def lock(tx: Connection) -> int:
-    """Lock the head for an append, and return the position of the last event. A transaction that appends nothing uses
-    `hold`."""
-    return _lock(tx)[0]
-
-
 def _lock(tx: Connection) -> tuple[int, int]:
     [[(position, trimmed)]] = statements.run(tx, HEAD + dialects.of(tx).for_update())
     return position, trimmed

@@ -78,7 +78,7 @@ class Lastbit:
         self._running: Any = None
         self._is_closed = False
         self._paused: list[Any] = []
-        """What is paused while this process forks, once for each thread that does."""
+        """The databases that are paused while this process forks; one entry for each thread that forks."""
         self._is_forkable = True
         self._is_lost = False
         """Whether this process was forked during a transaction on a file that did not end."""

@@ -594,7 +594,7 @@ def test_a_database_that_is_down_is_named(unused_port: int) -> None:
 )
 @pytest.mark.mariadb
 def test_a_server_that_dies_and_comes_back(mortal_server: Server) -> None:
-    """Calls fail meanwhile on all ways, and succeed afterwards without anything being made anew."""
+    """Calls of every kind fail while it is down. Afterwards they succeed, with the same objects."""
     url = mortal_server.new_database()
     with Lastbit(url) as lastbit:
         lastbit.migrate()

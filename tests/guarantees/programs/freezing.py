@@ -24,7 +24,7 @@ def main(url: str) -> None:
     moments = iter([signal.SIGSTOP])
 
     def work(tx: Connection) -> None:
-        feed.lock(tx)
+        feed.hold(tx)
         for moment in moments:
             print("frozen", flush=True)
             os.kill(os.getpid(), moment)

@@ -85,7 +85,7 @@ class Link:
 
     @property
     def given(self) -> Client | HasClients:
-        """What is passed to an adapter for a client."""
+        """The client, or the `Lastbit`, that an adapter gets."""
         return self.client
 
     def given_async(self, client: AsyncClient) -> AsyncClient | HasClients:
