@@ -140,6 +140,7 @@ def _die_everywhere(
         _sweep(database)
         assert_equal(ground.service, ground.model)
         _assert_feed_has_no_gap(database)
+        retrying.enlisted.stop()
         if death is None:
             break
         deaths.append(death.where)
