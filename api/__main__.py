@@ -32,10 +32,11 @@ from api.access.tokens import Tokens
 from api.fast_path.protocol import FastProtocol
 from api.limits import connections
 from core import errors, logs, programs
+from core.acks.commit import check_merging
 from core.settings import Settings, settings_of
 from core.storage import checks, schema
 from core.storage.database import Database
-from core.storage.opening import check_privileges, opened
+from core.storage.opening import check_privileges, check_promises, opened
 
 log = structlog.get_logger(__name__)
 
@@ -130,6 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
             database.read(schema.check)
             if command == "serve":
                 check_privileges(database)
+                check_promises(database)
             if finish:
                 schema.finish(database)
     except errors.CoreError as error:
@@ -191,6 +193,8 @@ def _is_printed(text: str) -> bool:
 
 def _check(database: Database, workers: int, as_json: bool) -> int:
     findings = checks.check(database, workers=workers)
+    if any(finding.about == "promises" for finding in findings):
+        findings.append(check_merging(database))
     lines = []
     for finding in findings:
         lines.append(f"{finding.verdict.value:<7} {finding.about:<14} {finding.says}")

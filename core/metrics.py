@@ -39,6 +39,8 @@ RETRIED: Final = {fault: _RETRIES.labels(fault.value) for fault in Fault}
 RETRIED_APART: Final = _RETRIES.labels("error")
 """A flush that fails for another reason than a database fault is retried batch by batch, so that only the faulty one
 fails."""
+MERGING_REFUSED: Final = _RETRIES.labels("merging")
+"""Flushes that the database refuses, although it commits each of their batches by itself."""
 
 STALE_EPOCHS: Final = Counter(
     "lastbit_stale_epochs_total", "Writes for a partition that were refused, because it has a new owner"

@@ -22,7 +22,7 @@ from core import errors, janitor, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
 from core.storage.job_runs import JobRuns
-from core.storage.opening import check_privileges
+from core.storage.opening import check_privileges, check_promises
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
 from jobs.databases import opened
@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with opened(settings) as database:
             check_privileges(database)
+            check_promises(database)
             dispatcher = Dispatcher(
                 database,
                 WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private),

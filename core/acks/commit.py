@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.acks import flush
-from core.acks.call import Unit
+from core.acks.call import Call, Unit
 from core.batches import batch as batches
+from core.batches.lifecycle import Verb
 from core.bits import group_rows
 from core.bits.cache import BitfieldCache
 from core.storage import dialects
+from core.storage.checks import Finding, Verdict
 from core.storage.database import Database
+from core.storage.refusals import INSTEAD
 from core.storage.statements import LIST, chunks
+
+_MISSING: Final = (2**62, 2**62 + 1)
+"""Ids of batches that never exist."""
 
 
 def commit(
@@ -53,3 +61,21 @@ def locked(tx: Connection, units: Sequence[Unit]) -> frozenset[int]:
         free_groups = set(map(tuple, tx.exec_driver_sql(f"{text} FOR UPDATE SKIP LOCKED")))
         locked_batches |= {batch for batch, number in tx.exec_driver_sql(text) if (batch, number) not in free_groups}
     return frozenset(locked_batches)
+
+
+def check_merging(database: Database) -> Finding:
+    """Whether the database executes the statements of a flush of several batches. These don't exist, so it locks and
+    writes nothing."""
+    call = Call.of(Verb.ACK, [(batch, 0, 0) for batch in _MISSING])
+    try:
+        with database.connection() as tx, tx.begin():
+            flush.flush(tx, call.chunks(), BitfieldCache())
+    except DBAPIError as error:
+        return Finding(
+            "merging",
+            Verdict.BROKEN,
+            f"the database refuses statements for several batches, so each ack has a transaction of its own: "
+            f"{database.dialect.text_of(error)}",
+            INSTEAD,
+        )
+    return Finding("merging", Verdict.FINE, "acks of several batches share a transaction")

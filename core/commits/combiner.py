@@ -23,6 +23,9 @@ redrive removes is known only under the locks; the flush itself bounds it, and l
 locked rows are set aside (see `aside`), and the rest of the flush is tried again immediately. The feed's head is no
 batch's row: the whole flush waits for it, longer (see `lock_order`).
 
+*The database refuses merged statements*, as some distributed ones do. Then each flush is committed batch by batch, and
+that is told: a flush that failed although none of its parts did is counted and logged.
+
 *One bad call fails its neighbours.* The error names batches with inconsistent counts: their calls fail, they are set
 aside, and the rest is tried again. After any other failure the flush is tried again in halves (see `apart`), so only
 the batch concerned fails. Malformed input is refused earlier.
@@ -145,6 +148,7 @@ class Combiner:
         self._backlog = Backlog(max_waiting, max_bytes, what)
         self._admission = admission
         self._main = MainLane(self._lock, self._backlog, self._flush, self._send_away, admission, what)
+        self._has_told = False
         self._aside = Aside(self._lock, self._backlog, self._flush_aside)
 
     def submit(self, call: Mergeable[Answer], receiver: Receiver[Answer], mailbox: Mailbox = HERE) -> None:
@@ -205,18 +209,36 @@ class Combiner:
 
     def _flush(self, units: list[Waiting]) -> None:
         """Runs in the thread of the main lane."""
-        for failed_units, error in apart.attempt(self._attempt_merged, units, _batch_of):
+        unexplained: list[Exception] = []
+
+        def attempt(merged_units: Sequence[Waiting]) -> Exception | None:
+            error = self._attempt(merged_units, lock_waits=0)
+            if isinstance(error, errors.LockTimeout):
+                metrics.RETRIED[Fault.LOCK_WAIT].inc()
+            elif error is not None and not errors.is_outage(error):
+                unexplained.append(error)
+            return error
+
+        is_faulty = False
+        for failed_units, error in apart.attempt(attempt, units, _batch_of):
             if errors.is_outage(error):
                 self._fail(failed_units, error)
             else:
+                is_faulty |= not isinstance(error, errors.LockTimeout)
                 self._set_aside(failed_units, error)
+        if not unexplained:
+            return
+        if is_faulty or isinstance(unexplained[0], errors.CoreError):
+            metrics.RETRIED_APART.inc(len(unexplained))
+        else:
+            self._tell_of_refusal(unexplained)
 
-    def _attempt_merged(self, units: Sequence[Waiting]) -> Exception | None:
-        error = self._attempt(units, lock_waits=0)
-        if error is not None and not errors.is_outage(error):
-            is_locked = isinstance(error, errors.LockTimeout)
-            (metrics.RETRIED[Fault.LOCK_WAIT] if is_locked else metrics.RETRIED_APART).inc()
-        return error
+    def _tell_of_refusal(self, refusals: Sequence[Exception]) -> None:
+        """Each batch of a flush was committed by itself, but the database refused to do several at once."""
+        metrics.MERGING_REFUSED.inc(len(refusals))
+        if not self._has_told:
+            self._has_told = True
+            log.error("merging_refused", what=self._what, error=str(refusals[0]))
 
     def _set_aside(self, failed_units: Sequence[Waiting], error: Exception) -> None:
         """Set aside batches that have failed in the main lane. Units with locked rows are tried again, others fail."""

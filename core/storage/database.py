@@ -35,7 +35,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from core import errors, metrics
-from core.storage import commit_marks, continuity, dialects, faults, statements, write_probes
+from core.storage import commit_marks, continuity, dialects, faults, refusals, statements, write_probes
 from core.storage.commit_marks import Mark
 from core.storage.dialects.dialect import HAS_WRITTEN, SCHEMA
 from core.storage.dialects.dialect import LOCK_WAIT as LOCK_WAIT_OPTION
@@ -132,6 +132,7 @@ class Database:
         self.engine.update_execution_options(**{SCHEMA: schema})
         continuity.watch(self.engine, dialect.origin, self._doubt)
         if not dialect.is_embedded:
+            refusals.watch(self.engine, dialect.refused)
             commit_marks.watch(self.engine)
 
     @property

@@ -10,9 +10,10 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, programs
-from core.storage import schema
+from core.storage import faults, promises, schema
 from core.storage.database import Database
 from core.storage.dialects import Obstacle
+from core.storage.refusals import INSTEAD
 
 
 @contextlib.contextmanager
@@ -43,6 +44,20 @@ def check_privileges(database: Database) -> None:
                     raise errors.Misconfigured(": ".join(explain(database, error))) from error
                 transaction.rollback()  # PostgreSQL refuses the COMMIT of a failed transaction
                 return
+
+
+def check_promises(database: Database) -> None:
+    """Raise `errors.Misconfigured` if the server doesn't do what Lastbit relies on. An outage is ignored here."""
+    try:
+        broken = promises.broken(database, thorough=False)
+    except errors.Unavailable:
+        return
+    except DBAPIError as error:
+        if faults.classify(error) is not None:
+            return
+        raise errors.Misconfigured(": ".join(explain(database, error))) from error
+    if broken:
+        raise errors.Misconfigured(f"the database breaks what Lastbit's promises need: {'; '.join(broken)}: {INSTEAD}")
 
 
 def explain(database: Database, error: DBAPIError) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from core.commits import aside, lanes
 from core.commits.admission import Admission
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS
+from core.commits.operation import UnitOutcome
 from core.commits.pending import HERE, Pending
 from core.feed import Append
 from core.service import Service
@@ -36,6 +37,7 @@ from core.storage import database, schema, tables
 from core.storage.database import Database
 from tests.guarantees.drivers.strangers import head_locked, head_waits, lock_waits, locked
 from tests.mutants import mutant
+from tests.support.exposition import Change
 
 GROUP = 64
 
@@ -372,6 +374,49 @@ def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> N
         with pytest.raises(errors.InconsistentBatch):
             futures[1].result(30)
         assert [gate.service.batches.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
+
+
+@mutant(
+    "merging-is-refused-in-silence",
+    "core.commits.combiner:Combiner._flush",
+    "is_faulty or isinstance(unexplained[0], errors.CoreError)",
+    "True",
+)
+@mutant(
+    "each-failure-is-a-refusal-to-merge",
+    "core.commits.combiner:Combiner._flush",
+    "is_faulty or isinstance(unexplained[0], errors.CoreError)",
+    "False",
+)
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_database_that_refuses_to_merge_is_told_once(database: Database, refuses: bool) -> None:
+    """Each batch is committed by itself, and the log says once why. If a batch fails by itself too, merging isn't what
+    the database refuses."""
+    error = sa.exc.DBAPIError("SELECT …", None, RuntimeError("could not run a distributed query"))
+    apart, merging = (Change("lastbit_retries_total", cause=cause) for cause in ("error", "merging"))
+    with gated(database) as gate, structlog.testing.capture_logs() as logs:
+        ids = [new(gate.service, 2) for _ in range(3)]
+        commit = gate.gate.commit
+
+        def refusing(units: Sequence[Unit], *, lock_waits: int) -> Sequence[UnitOutcome]:
+            named = {unit.batch for unit in units}
+            if len(named) > 1 if refuses else ids[0] in named:
+                raise error
+            return commit(units, lock_waits=lock_waits)
+
+        gate.gate.commit = refusing
+        for place in range(2):
+            gate.gate.opened.clear()
+            gate.occupy()
+            futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, place)])) for batch in ids]
+            gate.gate.opened.set()
+            if not refuses:
+                with pytest.raises(sa.exc.DBAPIError):
+                    futures.pop(0).result(30)
+            assert [future.result(30).applied for future in futures] == [1] * len(futures)
+            gate.gate.flushes.clear()
+    told = [entry["error"] for entry in logs if entry["event"] == "merging_refused"]
+    assert (len(told), apart() > 0, merging() > 0) == ((1, False, True) if refuses else (0, True, False))
 
 
 @mutant(

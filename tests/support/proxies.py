@@ -6,7 +6,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 Cut = Literal["before", "amid", "after"]
@@ -35,6 +35,8 @@ class Proxy:
         self.most = sys.maxsize
         """How many to cut in all."""
         self.cuts = 0
+        self.rewrite: Callable[[bytes], bytes] = bytes
+        """Changes what a client sends, in pieces of any size, to as many other bytes."""
         self.away = False
         """Break each connection as soon as it is made."""
         self._flowing = threading.Event()
@@ -101,6 +103,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flowing.wait()
+                if is_client:
+                    data = self.rewrite(data)
                 if is_client and self.delay:
                     self._closed.wait(self.delay)
                 if is_client and _commits(data) and self._is_due():

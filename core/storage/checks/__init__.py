@@ -16,11 +16,12 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.probe import Probe
-from core.storage import opening, write_probes
+from core.storage import opening, promises, write_probes
 from core.storage.checks import every, mariadb, postgresql, sqlite
 from core.storage.checks.every import clock_ahead
 from core.storage.checks.findings import Finding, Verdict, as_json
 from core.storage.database import Database
+from core.storage.refusals import INSTEAD
 
 __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 
@@ -54,9 +55,16 @@ def _run(database: Database, rules: Callable[[Connection], Iterator[Finding]]) -
     try:
         with database.engine.connect() as tx:
             findings = list(rules(tx))
+        if every.MAY_WRITE not in findings:
+            return findings
+        committed = _committed(database)
+        findings = [committed if finding == every.MAY_WRITE else finding for finding in findings]
+        return findings if database.is_embedded else [*findings, _promises(database)]
     except DBAPIError as error:
         return [Finding("database", Verdict.BROKEN, *opening.explain(database, error))]
-    return [_committed(database) if finding == every.MAY_WRITE else finding for finding in findings]
+    except errors.Misconfigured as error:
+        says, _, advice = str(error).rpartition(": ")
+        return [Finding("server", Verdict.BROKEN, says, advice)]
 
 
 def _committed(database: Database) -> Finding:
@@ -72,3 +80,10 @@ def _committed(database: Database) -> Finding:
             "see the runbook: no write gets through; often a disk of the database is full",
         )
     return Finding("writes", Verdict.FINE, "the account may write to each table, and a write was committed")
+
+
+def _promises(database: Database) -> Finding:
+    broken = promises.broken(database, thorough=True)
+    if not broken:
+        return Finding("promises", Verdict.FINE, "the server locks rows, and skips locked ones, as it must")
+    return Finding("promises", Verdict.BROKEN, f"the server doesn't keep a promise: {'; '.join(broken)}", INSTEAD)

@@ -142,6 +142,10 @@ class Dialect(abc.ABC):
     def origin(self, driver: Any) -> tuple[Any, ...]:
         """What identifies the server or file behind a driver's connection, and its start."""
 
+    def refused(self, driver: Any) -> str | None:
+        """The engine behind a driver's connection, if it is one of `refusals.REFUSED`."""
+        return None
+
     def byte_text_type(self, characters: int, *, ascii_only: bool) -> TypeEngine[Any]:
         """A column for texts that are compared by their bytes."""
         return sa.String(characters)

@@ -24,7 +24,7 @@ from sqlalchemy.types import TypeEngine
 
 from core import errors
 from core.errors import Fault
-from core.storage import engines
+from core.storage import engines, refusals
 from core.storage.dialects import galera
 from core.storage.dialects.dialect import (
     IDLE,
@@ -181,6 +181,13 @@ class MariaDB(Dialect):
                 if now == int(float(variables["timestamp"])):  # otherwise a second boundary passed in between
                     break
         return *(variables.get(name) for name in _IDENTITY), now - uptime
+
+    def refused(self, driver: Any) -> str | None:
+        with contextlib.closing(driver.cursor()) as cursor:
+            cursor.execute("SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'memsql_version')")
+            variables = {name.lower(): value for name, value in cursor.fetchall()}
+        # Vitess passes SHOW on to a MySQL server, and names itself only when a connection begins.
+        return refusals.of_mysql(variables | {"greeting": driver.get_server_info()})
 
     def byte_text_type(self, characters: int, *, ascii_only: bool) -> TypeEngine[Any]:
         # Collations would equate `Job-A` with `job-a`, and `a` with `a `.

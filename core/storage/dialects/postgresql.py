@@ -39,7 +39,7 @@ from sqlalchemy.types import TypeEngine
 
 from core import errors
 from core.errors import Fault
-from core.storage import engines
+from core.storage import engines, refusals
 from core.storage.dialects.dialect import (
     IDLE,
     LOCK_WAIT,
@@ -179,6 +179,18 @@ class PostgreSQL(Dialect):
             origin: tuple[Any, ...] = cursor.fetchone()
         driver.rollback()
         return origin
+
+    def refused(self, driver: Any) -> str | None:
+        with contextlib.closing(driver.cursor()) as cursor:
+            cursor.execute("SELECT version(), to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL")
+            version, has_citus = cursor.fetchone()
+            if has_citus:
+                # A table that Citus only knows, or copies to all nodes, is as good as another.
+                table = "to_regclass('item_groups')"
+                cursor.execute(f"SELECT FROM pg_dist_partition WHERE logicalrelid = {table} AND partmethod <> 'n'")
+            is_distributed = has_citus and cursor.fetchone() is not None
+        driver.rollback()
+        return refusals.of_postgresql(version, is_distributed=is_distributed)
 
     def byte_text_type(self, characters: int, *, ascii_only: bool) -> TypeEngine[Any]:
         # Other collations sort by language. Twice as wide, because `_stored` makes two characters of U+0000.
