@@ -103,7 +103,7 @@ def test_a_retry_after_a_crash_at_any_point_matches_the_model(
 
 
 @pytest.mark.parametrize("moved_by_another", [False, True], ids=["repeated", "moved by another"])
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("scenario", [*ACKS, extends_on_behalf_of_an_item], ids=lambda scenario: scenario.__name__)
 def test_a_retry_after_a_crash_at_any_point_matches_the_model_for_a_batch_that_was_journaled(
     database: Database,
