@@ -9,11 +9,15 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from lastbit import AsyncClient, Client
+from tests import mutants
 from tests.chaos import consumers, nesting, producers, racing, readers
 from tests.chaos.broker import Link
 from tests.chaos.command_line import CommandLine
 from tests.chaos.consumers import PATIENCE, TIMEOUT
+from tests.chaos.embedded import Embedded
 from tests.chaos.record import AsyncRecording, Record, Recording, record_urllib
 
 
@@ -48,6 +52,12 @@ def _async_consumer(actor: Actor) -> None:
         actor.consume(consumers.Async(actor.async_client, runner))
 
 
+def _embedded(actor: Actor) -> None:
+    # As `tests.chaos.dispatcher`: it never pays the debts that a service has forgotten.
+    pytest.MonkeyPatch().setattr("core.acks.parents.sweep", lambda *_, **__: 0)
+    actor.consume(Embedded(actor.record))
+
+
 def _masks(actor: Actor, way: type[consumers.Masks] = consumers.Masks) -> None:
     record_urllib(actor.record)
     actor.consume(way(actor.url))
@@ -74,19 +84,29 @@ GROWING = {
     "growing-masks": lambda actor: _masks(actor, consumers.RepeatingMasks),
 }
 """Actors of the lane of growing batches."""
+SHARED = {
+    "shared-producer": lambda actor: actor.produce(producers.AsyncHand(actor.async_client), 2),
+    "shared-sync": KINDS["consumer-sync"],
+    "shared-masks": _masks,
+    "shared-embedded": _embedded,
+    "shared-embedded-2": _embedded,
+}
+"""Actors of the lane of batches that consumers of the service share with consumers without it. It is a lane of its own,
+since a batch that transactions of callers change has no journal."""
+LANES = {"usual": KINDS, "growing": GROWING, "shared": SHARED}
 RACING, NESTING = "racing", "nesting"
 """The actors of the lanes with these names."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.actors")
-    parser.add_argument("kind", choices=[*KINDS, *GROWING, RACING, NESTING])
+    parser.add_argument("kind", choices=[*KINDS, *GROWING, *SHARED, RACING, NESTING])
     parser.add_argument("--broker", type=int, required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--database", required=True)
     parser.add_argument("--record", type=Path, required=True)
     options = parser.parse_args()
-    lane = "growing" if options.kind in GROWING else "usual" if options.kind in KINDS else options.kind
+    lane = next((name for name, kinds in LANES.items() if options.kind in kinds), options.kind)
     link, record = Link(options.broker, lane), Record(options.record, options.kind)
     actor = Actor(options.url, link, record, random.Random())
     if options.kind == RACING:
@@ -95,8 +115,9 @@ def main() -> None:
         client = AsyncClient(options.url, timeout=nesting.TIMEOUT, retry=PATIENCE, transport=AsyncRecording(record))
         asyncio.run(nesting.nest(client, link))
     else:
-        (KINDS | GROWING)[options.kind](actor)
+        LANES[lane][options.kind](actor)
 
 
 if __name__ == "__main__":
+    mutants.from_environment()
     main()

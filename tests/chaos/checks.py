@@ -78,6 +78,8 @@ class History:
     ack_answered: dict[int, float] = field(default_factory=dict)
     answered: dict[int, float] = field(default_factory=dict)
     """The first answer to an ack or a failure."""
+    enlisted: dict[int, float] = field(default_factory=dict)
+    """When a call in a caller's transaction first asked; the item is counted some time after its commit."""
     seal_asked: float = NEVER
     seal_answered: float = NEVER
     cancel_asked: float = NEVER
@@ -118,7 +120,9 @@ class History:
             all_answered = max((self.answered.get(number, NEVER) for number in numbers), default=0.0)
             self.end_answered = min(self.end_answered, max(all_answered, self.seal_answered))
         self.asked_times = sorted(map(self.asked, {*self.ack_asked, *self.fail_asked}))
-        self.answered_times = sorted(self.answered.values())
+        self.answered_times = sorted(
+            time for number, time in self.answered.items() if time < self.enlisted.get(number, NEVER)
+        )
         self.may_complete = max(map(self.asked, numbers), default=0.0)
         self.may_complete = max(self.may_complete, self.seal_asked)
         self.may_succeed = max((self.ack_asked.get(number, NEVER) for number in numbers), default=0.0)
@@ -161,6 +165,7 @@ class Checks:
             self._payments,
             self._acks_answered,
             self._rejections,
+            self._effects,
             self._sums,
             self._transitions,
             self._feed,
@@ -234,6 +239,9 @@ class Checks:
 
     def _learn_items(self, ask: Ask, request: Wanted) -> None:
         accepted_items = request.without(self._refused(ask, request)[1]) if ask.good else Wanted()
+        for part in (request.acked, request.failed) if ask.enlisted else ():
+            for batch, numbers in part.items():
+                _first(self.histories[batch].enlisted, numbers, ask.at)
         for batch, numbers in request.acked.items():
             _first(self.histories[batch].ack_asked, numbers, ask.at)
         for batch, numbers in request.failed.items():
@@ -277,6 +285,8 @@ class Checks:
     def _ran(self) -> Iterator[Violation]:
         if self.evidence.left:
             yield Violation(f"{self.evidence.left} messages and plans were unfinished at the end")
+        if self.evidence.waiting:
+            yield Violation(f"{self.evidence.waiting} rows of the outboxes were not moved")
         if self.evidence.recounted:
             yield Violation(f"a recount: {self.evidence.recounted}")
         verification = self.evidence.verified
@@ -464,7 +474,8 @@ class Checks:
                 yield "it was cancelled before, but pending items were accepted", batch
         completed_batches = {entry["batch"] for entry in answer["completed"]}
         for batch in sorted(accepted_items.batches - completed_batches):
-            if self.histories[batch].complete_shown < ask.at:
+            # In a caller's transaction it is known after the commit, and only if the database can be asked then.
+            if self.histories[batch].complete_shown < ask.at and not ask.enlisted:
                 yield "it was complete before, but the answer does not name it", batch
         for entry in answer["completed"]:
             batch = entry["batch"]
@@ -500,8 +511,13 @@ class Checks:
                 size = self.stored.batches[batch].group_size
                 numbers = {group * size + index[0]} if index else set(range(group * size, (group + 1) * size))
                 acked, failed = (numbers & named.get(batch, set()) for named in (request.acked, request.failed))
-                pending = sum(self.stored.state(batch, number) != "acked" for number in acked)
-                pending += sum(self.stored.state(batch, number) == "pending" for number in failed)
+                # A caller's transaction that began before the end of the batch may be committed after it.
+                late = {
+                    number for number in acked | failed if self.histories[batch].enlisted.get(number, NEVER) < NEVER
+                }
+                pending = sum(self.stored.state(batch, number) != "acked" for number in acked - late)
+                pending += sum(self.stored.state(batch, number) == "pending" for number in failed - late)
+                pending += len(late)
                 count = rejection.get("count", 1)
                 self.checked["rejected items"] += count
                 if count > pending:
@@ -516,6 +532,60 @@ class Checks:
         if not hasattr(self, "_counted"):
             self._counted = Counter(ask.key for ask in self.evidence.asks)
         return self._counted
+
+    def _effects(self) -> Iterator[Violation]:
+        """An item that was acked in a transaction of a caller has one effect, that of the call which was answered as
+        applied. All other items have none."""
+        by_item: dict[str, list[str]] = defaultdict(list)
+        for item, attempt in self.evidence.effects:
+            by_item[item].append(attempt)
+        attempts: dict[str | None, Ask] = {}
+        by_service: set[tuple[int, int]] = set()
+        """The items that a request to the service may have acked."""
+        for ask, request in self.wanted:
+            acked = {(batch, number) for batch, numbers in request.acked.items() for number in numbers}
+            if ask.enlisted:
+                if acked:
+                    attempts[ask.key] = ask
+                continue
+            if not ask.good or ask.answer["applied"]:
+                by_service |= acked
+            if acked and ask.good and ask.answer["applied"] == request.size:
+                for item in map(self._item, acked):
+                    if by_item.get(item):
+                        yield Violation("the service acked it, but it has an effect", asks=[ask], item=item)
+        for ask in attempts.values():
+            [item] = ask.body["items"]
+            is_applied = bool(ask.good and ask.answer["applied"])
+            self.checked["answers to once"] += ask.good
+            self.checked["answers to once, applied"] += is_applied
+            if is_applied and by_item.get(item) != [ask.key]:
+                others = by_item.get(item, [])
+                yield Violation(f"it was acked with its effect, but has the effects {others}", item=item, asks=[ask])
+        self.checked["effects"] = len(self.evidence.effects)
+        for item, keys in by_item.items():
+            calls = [attempts[key] for key in keys if key in attempts]
+            if len(keys) > 1 or not calls:
+                yield Violation(f"it has {len(keys)} effects", item=item, asks=calls)
+            for ask in calls:
+                if ask.body["items"] != [item] or (ask.good and not ask.answer["applied"]) or _has_failed(ask):
+                    yield Violation("this call left an effect that it should not have", item=item, asks=[ask])
+        for batch, row in self.stored.batches.items():
+            for number in range(row.items):
+                item = self._item((batch, number))
+                is_acked = self.stored.state(batch, number) == "acked"
+                if item in by_item and not is_acked:
+                    yield Violation("it has an effect, but no ack", batch, item)
+                if is_acked and item not in by_item and number in self.histories[batch].ack_asked:
+                    nested = self._nested[batch]  # its acks are payments, which no request names
+                    if (batch, number) not in by_service and not nested:
+                        yield Violation(
+                            "only calls in transactions can have acked it, but it has no effect", batch, item
+                        )
+
+    def _item(self, item: tuple[int, int]) -> str:
+        batch, number = item
+        return str(ItemId(batch, *divmod(number, self.stored.batches[batch].group_size)))
 
     def _sums(self) -> Iterator[Violation]:
         """The sum of `applied` is the number of items that changed, except for lost answers."""
@@ -546,7 +616,9 @@ class Checks:
                 hearers[int(match[1])].add(ask.key)
             if not ask.good:
                 continue
-            if "failed" not in (ask.body or ()):  # Spark's report doesn't name the request that completed it
+            # Spark's report doesn't name the request that completed it. What a caller's transaction has left may be
+            # counted by a thread, for nobody.
+            if "failed" not in (ask.body or ()) and not ask.enlisted:
                 answered_keys.add(ask.key)
             for batch, entry in _completions(ask):
                 for name, by_batch in reports.items():
@@ -608,6 +680,11 @@ class Checks:
             yield Violation(f"{len(extra_ids)} webhooks are not of events in the feed: {', '.join(extra_ids[:20])}")
         if unsigned_ids := [webhook.id for webhook in self.evidence.got if not webhook.valid]:
             yield Violation(f"{len(unsigned_ids)} webhooks have a bad signature: {', '.join(unsigned_ids[:20])}")
+
+
+def _has_failed(ask: Ask) -> bool:
+    """Whether the effect has failed, so that the transaction was rolled back."""
+    return ask.lost is not None and ask.lost.startswith("EffectFailed")
 
 
 def _named(rejection: Mapping[str, Any]) -> str | None:

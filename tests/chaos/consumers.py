@@ -59,13 +59,13 @@ class Messages:
             yield Messages(self._link, [(tag, (item, action))])
 
     @contextlib.contextmanager
-    def handled(self) -> Iterator[None]:
-        """Confirm the messages when the block ends, return them when the service fails. Items to redrive are published
-        first."""
+    def handled(self, *doubts: type[Exception]) -> Iterator[None]:
+        """Confirm the messages when the block ends, return them when the service fails, or at these other errors. Items
+        to redrive are published first."""
         tags = [tag for tag, _, _ in self._held]
         try:
             yield
-        except errors.LastbitError:
+        except (errors.LastbitError, *doubts):
             self._link.back(tags)
         else:
             if redriven := [(item, Do.ACK) for _, item, action in self._held if action is Do.REDRIVE]:

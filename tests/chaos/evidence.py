@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from core.storage import tables
 from core.storage.database import Database
 from tests.chaos.plans import Plan
+from tests.chaos.record import ENLISTED
 from tests.support.receivers import Got
 
 
@@ -33,6 +34,11 @@ class Ask:
     answer: Any = None
     answered_at: float = float("inf")
     lost: str | None = None
+
+    @property
+    def enlisted(self) -> bool:
+        """Whether it was a call in a transaction of the caller, which is counted after its commit."""
+        return self.key is not None and self.key.startswith(ENLISTED)
 
     @property
     def good(self) -> bool:
@@ -145,6 +151,10 @@ class Evidence:
     """Nested batches that had not paid their parents at the end."""
     left_to_the_sweep: Collection[int] = ()
     """Nested batches whose payment a worker has given up, and said so."""
+    effects: Sequence[tuple[str, str]] = ()
+    """The items that had an effect, each with the key of the call that left it."""
+    waiting: int = 0
+    """Rows of the outboxes that nobody has moved."""
     recounted: str | None = None
     """The error of a recount of all bits."""
     differences: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -104,6 +104,13 @@ def growing(seed: int) -> Iterator[Plan]:
             failing=dice.choice([0, 0.1, 0.3]),
             redriven=dice.random() < 0.5,
         )
+
+
+def shared(seed: int) -> Iterator[Plan]:
+    """Batches as those of both lanes, by turns. Endless."""
+    kinds = itertools.cycle([drawn(seed), growing(seed)])
+    for number, plans in enumerate(kinds, 4 * GROWING + 1):
+        yield replace(next(plans), number=number)
 
 
 def racing() -> Iterator[Plan]:

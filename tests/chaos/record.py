@@ -20,6 +20,9 @@ import httpx
 from lastbit import _urllib
 from lastbit._protocol import Answer, Failure, Request
 
+ENLISTED = "tx-"
+"""The keys of calls in transactions of callers begin with this."""
+
 
 class Record:
     def __init__(self, folder: Path, actor: str) -> None:

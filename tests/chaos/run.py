@@ -27,10 +27,11 @@ from lastbit.errors import ServiceUnreachable, Unavailable
 from tests.chaos import evidence
 from tests.chaos.broker import Broker, Lane
 from tests.chaos.checks import Checks
+from tests.chaos.embedded import EFFECTS
 from tests.chaos.evidence import Evidence, Stored
 from tests.chaos.holding import Holder
 from tests.chaos.keeper import Keeper, Kept
-from tests.chaos.plans import drawn, growing, nested, racing
+from tests.chaos.plans import drawn, growing, nested, racing, shared
 from tests.chaos.post import Post
 from tests.chaos.report import Report
 from tests.chaos.trouble import Troublemaker
@@ -42,6 +43,7 @@ GROWING = ("growing-producer", "growing-sync", "growing-async", "growing-bulk", 
 ACTORS = (
     *("producer-sync", "producer-async", "producer-cli"),
     *("consumer-sync", "consumer-async", "consumer-acker", "consumer-cli", "consumer-masks", "reader"),
+    *("shared-producer", "shared-sync", "shared-masks", "shared-embedded", "shared-embedded-2"),
     *GROWING,
 )
 SETTINGS = {
@@ -104,6 +106,7 @@ class Run:
         lanes = {
             "usual": Lane(drawn(seed), backlog),
             "growing": Lane(growing(seed), backlog // 2, lost_share=0.05, fresh=True),
+            "shared": Lane(shared(seed), backlog // 2, lost_share=0.05),
             "racing": Lane(racing(), backlog),
             "nesting": Lane(nested(seed), backlog),
         }
@@ -142,6 +145,7 @@ class Run:
     def go(self) -> Report:
         with Database(self._world.direct) as database:
             schema.migrate(database)
+            EFFECTS.create(database.engine)
         start = time.monotonic()
         keeper = Keeper([self._service])
         try:
@@ -153,6 +157,7 @@ class Run:
                 self._harm(start)
                 unfinished = self._let_it_end()
                 keeper.leave()
+                waiting = self._moved()
                 owing = self._pay_parents()
                 self._send_what_is_due(webhook.id)
                 verification = self._verified()
@@ -170,6 +175,8 @@ class Run:
                     unfinished,
                     owing,
                     evidence.left_to_the_sweep(self._service.log),
+                    _effects(database),
+                    waiting,
                     _recounted(database),
                     self._world.differences(),
                     self._crashed(),
@@ -269,6 +276,18 @@ class Run:
         self._broker.stop()
         return unfinished
 
+    def _moved(self) -> int:
+        """Wait until the service and the dispatchers have moved what embedded consumers left, and what those left that
+        were killed. Returns the number of rows of the outboxes that still wait."""
+        until = time.monotonic() + PEACE
+        counts = [sa.select(sa.func.count()).select_from(box) for box in (tables.count_outbox, tables.event_outbox)]
+        while True:
+            with Database(self._world.direct) as database, database.engine.connect() as tx:
+                waiting = sum(tx.scalar(count) or 0 for count in counts)
+            if not waiting or time.monotonic() > until:
+                return waiting
+            self._pause.wait(0.2)
+
     def _pay_parents(self) -> list[int]:
         """Pay the debts of nested batches that are left. Returns these batches, without those that have paid and were
         locked when their debts were to be removed."""
@@ -330,6 +349,11 @@ class Run:
 
 def _kill(program: Kept, _: random.Random) -> None:
     program.kill()
+
+
+def _effects(database: Database) -> list[tuple[str, str]]:
+    with database.engine.connect() as tx:
+        return [(row.item, row.attempt) for row in tx.execute(sa.select(EFFECTS))]
 
 
 def _recounted(database: Database) -> str | None:

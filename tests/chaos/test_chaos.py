@@ -99,19 +99,31 @@ def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_
     "False",
     together_with=("a-lost-answer-runs-the-work-again",),
 )
+@mutant(
+    "each-delivery-has-its-effect",
+    "lastbit.embedded._transactions:once",
+    "if not enlisted.is_resolved(text):\n    effect(connection)",
+    "effect(connection)",
+    ("if not result.applied:\n    raise _Undo", "pass"),
+    case="postgresql",
+)
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"])
 def test_nobody_notices_that_answers_to_commits_are_lost(database: str, tmp_path: Path) -> None:
     """One in five. Each nested batch has paid its parent when its end is answered, though no sweep runs. Each item that
-    a call has resolved is answered as applied, also if its failure cancelled the batch."""
+    a call has resolved is answered as applied, also if its failure cancelled the batch. Consumers with transactions of
+    their own do notice; each of their items has one effect."""
     world = OneServer() if database == "mariadb" else OnePostgreSQL()
     seed = random.randrange(10**6)
+    actors = (NESTING, "shared-producer", "shared-sync", "shared-embedded")
     with contextlib.closing(world):
         need(f"{database}-server" if database == "mariadb" else database, world.available)
         world.start()
-        report = Run(world, tmp_path / "run", seconds=20, seed=seed, actors=(NESTING,), harmless=True, lose=5).go()
+        options = {"backlog": 300, "harmless": True, "lose": 5}
+        report = Run(world, tmp_path / "run", seconds=20, seed=seed, actors=actors, **options).go()  # type: ignore[arg-type]
     print(report)
     assert not report.violations, report.violations[0].message
     assert report.checks.checked["nested batches cancelled by their failures"] > 0
+    assert report.checks.checked["effects"] > 0
 
 
 @pytest.mark.galera

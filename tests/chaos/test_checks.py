@@ -9,9 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.chaos.checks import Checks
 from tests.chaos.evidence import Ask, Evidence, Group, Stored
 from tests.chaos.plans import Fate
+from tests.chaos.record import ENLISTED
 from tests.support.receivers import receiving
 
 EARLY, LATE, WITHHELD = 1, 2, 3
@@ -166,6 +169,77 @@ def test_a_parent_is_paid_before_the_answer() -> None:
 def test_a_debt_is_left_to_the_sweep_only_if_the_service_says_so() -> None:
     assert "it owed its parent in the end, and no worker said so" in messages_of_nested(applied=1, shown=0, owing=[2])
     assert messages_of_nested(applied=1, shown=0, owing=[2], left_to_the_sweep=[2]) == set()
+
+
+def messages_of_effects(
+    *,
+    applied: int,
+    effects: Sequence[str] = (),
+    state: str = "acked",
+    by_service: bool = False,
+    failed: bool = False,
+    shown: int | None = None,
+) -> set[str]:
+    """The messages of the checks for the only item of a batch, which is in this state in the end. One call named it: of
+    the service, or in a transaction of a caller, whose effect may have `failed`. `effects`: the calls that left one.
+    `shown`: the acked items that a later read has shown."""
+    batch, item = 1, "1:0:0"
+    key = "k" if by_service else CALL
+    answer = {"applied": applied, "repeated": 1 - applied, "rejected": [], "completed": []}
+    call = _ask(5, "/v1/acks", key, {"items": [item]}, answer)
+    if failed:
+        call = dataclasses.replace(call, status=None, answer=None, answered_at=float("inf"), lost="EffectFailed()")
+    is_acked = state == "acked"
+    read = _ask(9, "/v1/batches/1", "r", None, _shown(batch, "open", is_acked if shown is None else shown, items=1))
+    evidence = Evidence(
+        [
+            _ask(batch, "/v1/batches", "1", None, _shown(batch, "open", 0, items=1)),
+            call,
+            dataclasses.replace(read, method="GET"),
+        ],
+        Stored(
+            {batch: _row(batch, items=1, acked=int(is_acked), state="open")},
+            {(batch, 0): Group(int(is_acked), 0)},
+            _feed([(batch, "opened")]),
+        ),
+        [SimpleNamespace(key="1", fate=Fate.CANCELLED, items=1, do=lambda _: "ack")],  # type: ignore[list-item]
+        got=[],
+        webhook_from=1,
+        verified={"ok": True, "batches": 1},
+        effects=[(item, attempt) for attempt in effects],
+    )
+    return {violation.message for violation in Checks(evidence).violations} - {OPEN, PENDING}
+
+
+CALL = f"{ENLISTED}call"
+"""The key of a call in a transaction of a caller."""
+PENDING = OPEN.replace("0 items", "1 items")
+UNDUE = "this call left an effect that it should not have"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "message"),
+    [
+        ({"applied": 1, "effects": [CALL]}, None),
+        ({"applied": 1, "by_service": True}, None),
+        ({"applied": 1}, "it was acked with its effect, but has the effects []"),
+        ({"applied": 1, "effects": [CALL, CALL]}, "it has 2 effects"),
+        ({"applied": 1, "effects": [CALL], "state": "pending"}, "it has an effect, but no ack"),
+        ({"applied": 0, "effects": [CALL]}, UNDUE),
+        ({"applied": 0}, "only calls in transactions can have acked it, but it has no effect"),
+        ({"applied": 1, "effects": [CALL], "by_service": True}, "the service acked it, but it has an effect"),
+        ({"applied": 1, "effects": [CALL], "shown": 0}, None),  # the count waits in the outbox
+        (
+            {"applied": 1, "by_service": True, "shown": 0},
+            "the answer shows 0 resolved items; 1 were before, and 1 had been requested",
+        ),
+        ({"applied": 0, "failed": True, "state": "pending"}, None),
+        ({"applied": 0, "failed": True, "effects": [CALL]}, UNDUE),
+    ],
+)
+def test_an_effect_belongs_to_the_call_that_was_applied(evidence: Any, message: str | None) -> None:
+    messages = messages_of_effects(**evidence)
+    assert message in messages if message else not messages
 
 
 def test_an_incomplete_webhook_does_not_count() -> None:
