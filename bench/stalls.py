@@ -2,11 +2,13 @@
 by one the whole time, while other clients cause long work on the same service and database: millions of items fail with
 a reason, and are redriven; parents of nested batches are locked; sixty readers poll; a row stays locked; a batch with
 broken counts is redelivered repeatedly; a chain of nested batches ends; readers look for rare events in a long feed;
-another session holds the feed's head again and again; acks and extends want a journaled and a plain batch. The last
-two, which depend on the server's locks, run on PostgreSQL as well.
+another session holds the feed's head again and again; acks and extends want a journaled and a plain batch; a caller's
+transaction opens a batch, completes another one, and sleeps. The last three, which depend on the server's locks, run on
+PostgreSQL as well.
 
 The figure is the bystander's slowest ack, from sending it to reading its answer. It must stay below a second on an
-otherwise idle machine, and below 0.3 s beside the journaled and the plain batch.
+otherwise idle machine, and below 0.3 s beside the journaled and the plain batch. Beside the transaction that sleeps, a
+second table has the calls of four clients that open and complete batches, and use one that the transaction has changed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,7 +36,9 @@ from bench.measure import Scale
 from bench.overload import Memory
 from core.storage import schema, tables
 from core.storage.database import Database
+from lastbit.embedded import Lastbit
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
+from tests.chaos.embedded import engine_of
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import MariaDB, ServiceProcess
 
@@ -170,6 +174,8 @@ class Cases:
         self.database = database
         self.shape = shape
         self.failed_by_masks = 0
+        self.beside: dict[str, list[float]] = {}
+        """The seconds of each call beside a transaction that sleeps, by what it was."""
 
     def fail_by_ids(self) -> None:
         """Calls of 10,000 ids over four connections."""
@@ -348,6 +354,45 @@ class Cases:
 
         together(32, work)
 
+    def sleeping_caller(self) -> None:
+        """A transaction of a caller opens a batch, completes another one, acks an item of a third, and sleeps. Four
+        clients open and complete batches, and ack the third one's items in its other group, and extend it."""
+        caller = Caller(self.port)
+        completing, shared = caller.open(1), caller.open(2 * DEFAULT_GROUP_SIZE, sealed=False)
+        engine = engine_of(self.database.url.render_as_string(hide_password=False))
+        numbers = iter(range(DEFAULT_GROUP_SIZE, 2 * DEFAULT_GROUP_SIZE))
+
+        def work(_: int) -> None:
+            client = Caller(self.port)
+            while time.monotonic() < until:
+                batch = self._timed("an open", lambda: client.open(1))
+                ack = {"items": [item_id(batch, 0)]}
+                completion = self._timed("an ack that completes", lambda: client.ok("POST", "/v1/acks", ack))  # noqa: B023
+                if not completion["completed"]:
+                    raise RuntimeError(f"batch {batch} is not complete: {completion}")
+                ack = {"items": [item_id(shared, next(numbers))]}
+                self._timed("an ack in its batch", lambda: client.ok("POST", "/v1/acks", ack))  # noqa: B023
+                self._timed(
+                    "an extend of its batch", lambda: client.ok("POST", f"/v1/batches/{shared}/items", {"count": 1})
+                )
+
+        with Lastbit(engine, connections=2) as lastbit:
+            with engine.begin() as tx:
+                opened = lastbit.open(tx, items=1, sealed=True)
+                lastbit.ack(tx, [item_id(completing, 0), item_id(shared, 0)])
+                until = time.monotonic() + self.shape.seconds
+                together(4, work)
+            for batch, state in ((completing, "complete"), (opened.id, "sealed")):
+                if caller.ok("GET", f"/v1/batches/{batch}?wait=10")["state"] != state:
+                    raise RuntimeError(f"batch {batch} is not {state} after the transaction")
+        engine.dispose()
+
+    def _timed(self, name: str, call: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        answer = call()
+        self.beside.setdefault(name, []).append(time.perf_counter() - start)
+        return answer
+
 
 @contextlib.contextmanager
 def quiet_service(url: str) -> Iterator[ServiceProcess]:
@@ -382,6 +427,7 @@ def _run(name: str, server: MariaDB | PostgreSQL, shape: Shape, *, locks_alone: 
         of_locks: list[tuple[str, Callable[[], object]]] = [
             ("the feed's head is held", cases.held_head),
             ("acks and extends on a journaled and a plain batch", cases.two_kinds_of_batches),
+            ("a caller's transaction sleeps", cases.sleeping_caller),
         ]
         works: list[tuple[str, Callable[[], object]]] = [
             (f"{count} fail with a reason, 10,000 ids a call", cases.fail_by_ids),
@@ -411,9 +457,7 @@ def _run(name: str, server: MariaDB | PostgreSQL, shape: Shape, *, locks_alone: 
                     case,
                     f"{seconds:.1f}",
                     f"{len(latencies):,}" + (f" ({waits.refused} refused)" if waits.refused else ""),
-                    f"{latencies[len(latencies) // 2] * 1e3:.1f}",
-                    f"{latencies[len(latencies) * 99 // 100] * 1e3:.1f}",
-                    f"{latencies[-1] * 1e3:.0f}",
+                    *_shown(latencies),
                     f"{max(resident, default=0):.0f}",
                 ]
             )
@@ -423,6 +467,17 @@ def _run(name: str, server: MariaDB | PostgreSQL, shape: Shape, *, locks_alone: 
         ["while", "seconds", "acks", "p50 ms", "p99 ms", "slowest ms", "RSS MB"],
         rows,
     )
+    measure.show(
+        f"stalls: calls of four clients beside a transaction that sleeps, {name}",
+        ["call", "calls", "p50 ms", "p99 ms", "slowest ms"],
+        [[call, f"{len(took):,}", *_shown(sorted(took))] for call, took in cases.beside.items()],
+    )
+
+
+def _shown(latencies: Sequence[float]) -> list[str]:
+    """Median, 99th percentile and maximum, in ms."""
+    places = (len(latencies) // 2, len(latencies) * 99 // 100, -1)
+    return [f"{latencies[place] * 1e3:.{digits}f}" for place, digits in zip(places, (1, 1, 0), strict=True)]
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ class Resolved:
     answer: AckResult = field(default_factory=AckResult)
     changed: set[int] = field(default_factory=set)
     """The batches for which it leaves something."""
+    resolving: set[int] = field(default_factory=set)
+    """Those of them that it may complete: it resolved pending items, and not only redrove some."""
     named: set[int] = field(default_factory=set)
     """The batches of which the call named an issued item. The answer tells if they are complete."""
 
@@ -84,6 +86,7 @@ def resolve(tx: Any, call: Call) -> Resolved:
         resolved.answer.add(outcome)
     _write(tx, state)
     resolved.changed.update(state.deltas)
+    resolved.resolving.update(batch for batch, delta in state.deltas.items() if delta.last_resolver is not None)
     return resolved
 
 

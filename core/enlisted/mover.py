@@ -44,9 +44,23 @@ class Moved:
     """More may wait for them than one transaction takes."""
 
 
-def move(tx: Connection, batches: Collection[int], completers: Mapping[int, bytes] | None = None) -> Moved:
-    """Move what waits for these batches, at most a page. `completers`: by batch, the fingerprint of the call that waits
-    for this pass; if the batch completes, this call completed it. The caller commits."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a call claims that waits for a pass. If the batch succeeds then, it made it succeed; if the batch completes,
+    it completed it, unless it only redrove items. `fingerprint` identifies the call."""
+
+    fingerprint: bytes
+    resolves: bool
+
+    @property
+    def completer(self) -> bytes | None:
+        return self.fingerprint if self.resolves else None
+
+
+def move(tx: Connection, batches: Collection[int], claims: Mapping[int, Claim] | None = None) -> Moved:
+    """Move what waits for these batches, at most a page. `claims`: by batch, that of the call that waits for this pass.
+    The caller commits."""
+    claims = claims or {}
     pipeline = Pipeline(tx)
     batch_rows = completion.ask(pipeline, batches, dialects.of(tx).for_update("id"))
     counts = outbox.ask(pipeline, batches)
@@ -59,16 +73,18 @@ def move(tx: Connection, batches: Collection[int], completers: Mapping[int, byte
     unannounced_batches = {batch for (batch,) in events.rows()}
     result = Moved(waiting.keys() | unannounced_batches, has_more=len(counts.rows()) == outbox.PAGE)
     deltas = {batch: entry.delta for batch, entry in waiting.items() if entry.has_counts and batch in rows}
-    for batch, fingerprint in (completers or {}).items():
+    for batch, claim in claims.items():
         if batch in deltas:
-            deltas[batch].last_resolver = deltas[batch].last_changer = _unit(batch, fingerprint)
+            deltas[batch].last_changer = unit = _unit(batch, claim.fingerprint)
+            deltas[batch].last_resolver = unit if claim.resolves else None
     verdicts = completion.write(pipeline, deltas, (), rows, {})
     owing = {batch for batch, verdict in verdicts.items() if verdict.owes}
     unannounced_batches -= {batch for batch, verdict in verdicts.items() if verdict.transition.events()}
     batches_to_seal = [batch for batch, entry in waiting.items() if entry.seals and batch in rows]
     if batches_to_seal:
         pipeline.flush()
-        seals = [Seal(batch=batch, fingerprint=(completers or {}).get(batch)) for batch in sorted(batches_to_seal)]
+        completers = {batch: claim.completer for batch, claim in claims.items()}
+        seals = [Seal(batch=batch, fingerprint=completers.get(batch)) for batch in sorted(batches_to_seal)]
         for outcome in writes.flush(tx, seals, [BatchWrites]):
             if outcome.error is None and outcome.value.batch.parent_due is not None:
                 owing.add(outcome.value.batch.id)

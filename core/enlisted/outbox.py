@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core.acks.completion import BatchDelta
-from core.storage import tables
+from core.storage import statements, tables
 from core.storage.statements import LIST, Answer, Pipeline, chunks, inserts
 
 PAGE: Final = 5000
@@ -79,6 +79,17 @@ def _removals(ids: Sequence[int]) -> list[str]:
         f"DELETE FROM count_outbox WHERE id IN ({','.join(map(str, part))})"  # noqa: S608
         for part in chunks(sorted(ids), LIST)
     ]
+
+
+def among(tx: Connection, batches: Collection[int]) -> list[int]:
+    """Those of the batches for which something waits, ascending. It locks nothing."""
+    ids = ",".join(map(str, sorted(batches)))
+    [rows] = statements.finish(
+        tx,
+        f"SELECT batch_id FROM count_outbox WHERE batch_id IN ({ids}) "  # noqa: S608
+        f"UNION SELECT batch_id FROM event_outbox WHERE batch_id IN ({ids})",
+    )
+    return sorted(batch for (batch,) in rows)
 
 
 def batches(tx: Connection, after: int, limit: int) -> list[int]:

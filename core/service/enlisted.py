@@ -1,8 +1,7 @@
-"""Verbs in transactions of callers, and the thread that moves what they leave."""
+"""Verbs in transactions of callers."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -11,32 +10,22 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from core import errors
-from core.acks import parents
 from core.acks.call import AckResult, Call, Completed
 from core.batches import batch as batches
-from core.batches import descendants, writing
+from core.batches import writing
 from core.batches.batch import Batch, Extended, Opened
 from core.batches.lifecycle import State, completes
 from core.bits.cache import Key
 from core.enlisted import acks, mover, writes
 from core.enlisted.transaction import Transaction
 from core.service.acks import AckService
+from core.service.mover import Mover
 from core.storage import schema, statements
 from core.storage.database import Database
-from core.threads import QueueThread
 from lastbit.ids import ItemId
 
 REMEMBERED: Final = 100_000
 """Groups that are remembered as ready."""
-FIRST_WAIT: Final = 0.1
-"""Seconds until the thread looks for the first time for what a transaction has left."""
-LONGEST_WAIT: Final = 1.0
-"""Seconds between two of its looks for a transaction that was not committed yet; each takes twice as long as the one
-before."""
-EVERY: Final = 1.0
-"""Seconds between two of its looks for what transactions of other processes have left."""
-SWEEP: Final = 0.5
-"""Seconds that each of the other sweeps of such a look may take."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +34,7 @@ class EnlistedService:
     def __init__(self, database: Database, acks: AckService) -> None:
         self._database = database
         self._acks = acks
-        self._mover = _Mover(database, acks)
+        self._mover = Mover(database, acks)
         self._is_known = False
         """Every release that the schema supports knows the outboxes."""
         self._ready: set[Key] = set()
@@ -128,23 +117,24 @@ class EnlistedService:
         """The answer to a call whose transaction is committed, with the batches that are complete now; with
         none if the database can't be asked, as the call has had its effect."""
         for batch in resolved.named:
-            completed = self._settled(batch, call.fingerprint(), claims=batch in resolved.changed)
+            claim = mover.Claim(call.fingerprint(), batch in resolved.resolving)
+            completed = self._settled(batch, claim, claims=batch in resolved.changed)
             if completed is not None:
                 resolved.answer.completed[batch] = completed
         return resolved.answer
 
-    def _settled(self, batch: int, fingerprint: bytes, *, claims: bool) -> Completed | None:
-        """Move what waits for the batch if that may complete it, or leave it to the thread. `fingerprint` identifies
-        the call, which `claims` the completion if it has changed something."""
+    def _settled(self, batch: int, claim: mover.Claim, *, claims: bool) -> Completed | None:
+        """Move what waits for the batch if that may complete it, or leave it to the thread. The call `claims` something
+        if it has changed something."""
         try:
             if not self._database.read(_may_be_complete, batch):
                 return None
             moved = mover.Moved(has_more=True)
             while moved.has_more:
-                moved = self._database.write(mover.move, [batch], {batch: fingerprint} if claims else {})
+                moved = self._database.write(mover.move, [batch], {batch: claim} if claims else {})
                 if moved.owing:
                     self._acks.pay(*moved.owing)
-            return self._database.write(_told, batch, fingerprint, claims)
+            return self._database.write(_told, batch, claim, claims)
         except errors.CoreError as error:  # the caller's transaction is committed
             log.warning("counts_wait", batches=[batch], error=str(error))
             self._mover.expect([batch])
@@ -184,107 +174,21 @@ def _may_be_complete(tx: Connection, batch: int) -> bool:
     return completes(sealed, items, resolved + int(left))
 
 
-def _told(tx: Connection, batch_id: int, fingerprint: bytes, claims: bool) -> Completed | None:
-    """What the answer tells of the batch. If no call has completed it by name, the one that `claims` it has."""
+def _told(tx: Connection, batch_id: int, claim: mover.Claim, claims: bool) -> Completed | None:
+    """What the answer tells of the batch. If no call has completed it by name, the one that `claims` it has, unless it
+    only redrove items: the batch may have been complete for long."""
     try:
         before, _ = batches.lock(tx, batch_id)
     except errors.BatchNotFound:
         return None
     if not before.complete:
         return None
-    batch = _claimed(before, fingerprint) if claims else before
+    batch = _claimed(before, claim) if claims else before
     batches.save(tx, before, batch)
-    newly, newly_succeeded = batch.completed_by == fingerprint, batch.succeeded_by == fingerprint
+    newly, newly_succeeded = batch.completed_by == claim.fingerprint, batch.succeeded_by == claim.fingerprint
     return Completed(batch.id, batch.key, newly, batch.succeeded, newly_succeeded)
 
 
-def _claimed(batch: Batch, fingerprint: bytes) -> Batch:
-    succeeded_by = (batch.succeeded_by or fingerprint) if batch.succeeded else None
-    return replace(batch, completed_by=batch.completed_by or fingerprint, succeeded_by=succeeded_by)
-
-
-class _Mover(QueueThread):
-    """Moves what transactions of this process have left, soon after their commits, and with `start_looking` also what
-    others have."""
-
-    def __init__(self, database: Database, acks: AckService) -> None:
-        super().__init__("mover")
-        self._database = database
-        self._acks = acks
-        self._expected: dict[int, tuple[float, float]] = {}
-        """By batch, when to look next, and how long after that again."""
-        self._look_at: float | None = None
-        """When to look for any batch."""
-        self._pays = False
-        """Whether it then also does what processes that died have left to the sweeps."""
-
-    def expect(self, changed: Collection[int]) -> None:
-        """A transaction that isn't committed yet leaves something for these batches."""
-        if not changed:
-            return
-        with self.wake:
-            if self.stopping:
-                return
-            due = time.monotonic() + FIRST_WAIT
-            self._expected |= dict.fromkeys(changed, (due, FIRST_WAIT))
-            if self._look_at is None:
-                self._look_at = due + EVERY
-            self._start()
-            self.wake.notify()
-
-    def start_looking(self, *, debts: bool) -> None:
-        with self.wake:
-            self._pays = debts
-            self._look_at = time.monotonic()
-            self._start()
-            self.wake.notify()
-
-    def _start(self) -> None:
-        try:
-            self.start()
-        except errors.Unavailable as error:  # what is left stays in the outbox
-            log.warning("counts_wait", error=str(error))
-
-    def _serve(self) -> None:
-        while True:
-            with self.wake:
-                if self.stopping:
-                    return
-                now = time.monotonic()
-                times = [due for due, _ in self._expected.values()]
-                times += [] if self._look_at is None else [self._look_at]
-                if not times or min(times) > now:
-                    self.wake.wait(min(times) - now if times else None)
-                    continue
-                due_batches = [batch for batch, (due, _) in self._expected.items() if due <= now]
-                looks = self._look_at is not None and self._look_at <= now
-            self._pass(due_batches, looks=looks)
-
-    def _pass(self, due_batches: Collection[int], *, looks: bool) -> None:
-        moved = mover.Moved()
-        try:
-            if looks:
-                moved = mover.sweep(self._database)
-            elif due_batches:
-                moved = mover.move_apart(self._database, due_batches)
-            if moved.owing:
-                self._acks.pay(*moved.owing)
-            if looks and self._pays:
-                descendants.sweep(self._database, seconds=SWEEP)
-                parents.sweep(self._database, seconds=SWEEP)
-        except errors.CoreError as error:
-            log.warning("counts_wait", error=str(error))
-        except Exception:  # a bug: the next pass tries again
-            log.exception("move_failed")
-        now = time.monotonic()
-        with self.wake:
-            for batch in due_batches:
-                due, wait = self._expected[batch]
-                if due > now:
-                    continue  # expected again in the meantime
-                if batch in moved.batches or wait >= LONGEST_WAIT:
-                    del self._expected[batch]
-                else:
-                    self._expected[batch] = now + 2 * wait, 2 * wait
-            if looks:
-                self._look_at = now + EVERY
+def _claimed(batch: Batch, claim: mover.Claim) -> Batch:
+    succeeded_by = (batch.succeeded_by or claim.fingerprint) if batch.succeeded else None
+    return replace(batch, completed_by=batch.completed_by or claim.completer, succeeded_by=succeeded_by)

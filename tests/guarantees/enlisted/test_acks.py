@@ -123,6 +123,26 @@ def test_a_completion_is_told_though_more_waits_than_one_transaction_moves(
     assert left(service.database) == 0
 
 
+@mutant(
+    "a-redrive-claims-a-completion",
+    "core.service.enlisted:_claimed",
+    "batch.completed_by or claim.completer",
+    "batch.completed_by or claim.fingerprint",
+)
+def test_a_redrive_of_a_complete_batch_completes_nothing(service: Service, engine: Engine) -> None:
+    """Though nobody has claimed its completion, as its last item was moved for nobody."""
+    batch = open_batch(service, 1)
+    with engine.begin() as connection:
+        enlist(service, connection, batch, 0, verb=Verb.FAIL)
+    service.enlisted.move([batch])
+    assert service.batches.get(batch).complete
+    call = call_of(batch, 0)
+    with transaction(engine) as tx:
+        resolved = service.enlisted.resolve(tx, call)
+    completed = service.enlisted.settled(call, resolved).completed[batch]
+    assert (completed.newly, completed.newly_succeeded) == (False, True)
+
+
 def test_what_is_rolled_back_leaves_nothing(service: Service, engine: Engine) -> None:
     batch = open_batch(service, 3)
     with engine.connect() as connection:

@@ -3,10 +3,13 @@ once, no item counts twice, and a transaction that takes its time holds up nobod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import Engine
 
 from core import errors
@@ -16,6 +19,7 @@ from core.batches.lifecycle import State, Verb
 from core.commits.combiner import Inline
 from core.service import Service
 from core.service.batches import opening_of
+from core.service.mover import Mover
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, newly, prepare, race
@@ -225,4 +229,32 @@ def test_a_slow_transaction_holds_up_nobody_else(
         assert referee.batches.verify(batch).ok
     assert referee.batches.get(slow.opened).state is State.COMPLETE
     assert referee.batches.get(slow.shared).state is State.SEALED
+    engine.dispose()
+
+
+@mutant(
+    "the-thread-locks-batches-before-the-commit",
+    "core.service.mover:Mover._pass",
+    "self._database.read(outbox.among, due_batches)",
+    "due_batches",
+)
+def test_the_thread_that_moves_locks_nothing_before_the_commit(referee: Service, server_database: Database) -> None:
+    """It would wait for the row of a batch that the transaction has opened, with those of others locked."""
+    engine = engine_of(server_database)
+    slow = Slow(referee, engine)
+    batches = [slow.shared, slow.completing, slow.opened]
+    mover = Mover(server_database, referee.acks)
+
+    def look() -> None:
+        mover._expected = dict.fromkeys(batches, (0.0, 1.0))
+        mover._pass(batches, looks=False)
+
+    with contextlib.closing(slow.connection):
+        with engine.begin() as holder, structlog.testing.capture_logs() as lines:
+            holder.execute(sa.text(f"SELECT id FROM batches WHERE id = {slow.completing} FOR UPDATE"))
+            look()
+        assert lines == []
+        slow.connection.commit()
+    look()
+    assert [referee.batches.get(batch).state for batch in batches] == [State.SEALED, State.COMPLETE, State.COMPLETE]
     engine.dispose()
