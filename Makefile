@@ -13,6 +13,7 @@ BUILD := .build
 APART := airflow airflow2 recipes
 SPARK35 := .venv-spark35
 OLDEST := .venv-oldest
+SEEKDB := .venv-seekdb
 # Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
@@ -23,7 +24,7 @@ XDIST := -n $(TEST_PROCESSES) --dist loadgroup
 QUICK_TESTS := pytest -m "not slow and not nightly" $(XDIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-galera test-postgresql test-nightly test-spark test-spark-connect test-spark-35 \
+.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-galera test-postgresql test-oceanbase test-nightly test-spark test-spark-connect test-spark-35 \
 	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -69,6 +70,12 @@ $(OLDEST)/.ready: $(READY) constraints/oldest.txt
 		> "$$(echo $(OLDEST)/lib/python3.*/site-packages)/oldest.pth"
 	printf '#!%s\nfrom lastbit.__main__ import main\n\nmain()\n' $(CURDIR)/$(OLDEST)/bin/python > $(OLDEST)/bin/lastbit
 	chmod +x $(OLDEST)/bin/lastbit
+	@touch $@
+
+# OceanBase's engine, a program in a wheel of 54 MB that has nothing in common with the other packages.
+$(SEEKDB)/.ready: constraints/seekdb.txt
+	$(PYTHON) -m venv $(SEEKDB)
+	$(SEEKDB)/bin/python $(LOCKED) -r constraints/seekdb.txt
 	@touch $@
 
 $(TOOLS)/.ready: constraints/tools.txt
@@ -142,7 +149,7 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 	@scripts/need.sh $(TEST_SERVERS)
 	$(BIN)/$(QUICK_TESTS) --durations 25
 
-test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
+test-slow: $(READY) $(SEEKDB)/.ready ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
 	$(BIN)/pytest -m "slow and not nightly" $(XDIST) --durations 10
 
@@ -153,6 +160,10 @@ test-galera: $(READY) ## run only those of the slow tests that use a cluster
 test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
 	@scripts/need.sh $(TEST_SERVERS) faketime
 	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m "not nightly" --ignore tests/explorer $(XDIST) --durations 10
+
+test-oceanbase: $(READY) $(SEEKDB)/.ready ## run the tests that use a server on OceanBase (seekdb)
+	@scripts/need.sh $(TEST_SERVERS)
+	LASTBIT_TEST_DATABASES=oceanbase $(BIN)/pytest -m "not nightly" --ignore tests/explorer $(XDIST) --durations 10
 
 test-nightly: $(READY) ## run what repeats other tests, and takes long
 	@scripts/need.sh $(TEST_SERVERS) faketime

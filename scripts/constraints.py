@@ -64,6 +64,7 @@ SETS = {
         Set("dev", ("requirements/dev.txt", *PYPROJECT, *_options(extras())), base="run"),
         Set("tools", ("requirements/tools.txt",)),
         Set("dist", ("requirements/dist.txt",)),
+        Set("seekdb", ("requirements/seekdb.txt",)),
         *(Set(name, (f"requirements/{name}.txt", *PYPROJECT, *_options(extras))) for name, extras in APART.items()),
     )
 }

@@ -1,4 +1,4 @@
-"""Fixtures: fresh databases on SQLite, MariaDB and PostgreSQL, and the service as a real process."""
+"""Fixtures: fresh databases on SQLite, MariaDB, PostgreSQL and OceanBase, and the service as a real process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tests.support.aws import Moto, moto_server
 from tests.support.brokers import RabbitMQ, RedisServer, redis_server
 from tests.support.galera import Cluster
 from tests.support.nursery import Nursery
+from tests.support.oceanbase import OceanBase, running_oceanbase
+from tests.support.oceanbase import program as seekdb
 from tests.support.postgresql import PostgreSQL, programs, running_postgresql
 from tests.support.receivers import Receiver, receiving
 from tests.support.servers import MariaDB, ServiceProcess, running_service, sqlite_file
@@ -88,6 +90,14 @@ def mortal_postgresql() -> Iterator[PostgreSQL]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def oceanbase() -> Iterator[OceanBase]:
+    """A private OceanBase server: seekdb, with default settings."""
+    need("seekdb (`make .venv-seekdb/.ready`)", seekdb() is not None)
+    with running_oceanbase() as server:
+        yield server
+
+
 Server = MariaDB | PostgreSQL
 
 
@@ -100,6 +110,10 @@ def running_server(
         need("postgresql", programs() is not None)
         with running_postgresql(folder=folder, options=options, environment=environment) as postgresql_server:
             yield postgresql_server
+    elif server_kind() == "oceanbase":
+        need("seekdb (`make .venv-seekdb/.ready`)", seekdb() is not None)
+        with running_oceanbase(folder=folder, options=options, environment=environment) as oceanbase_server:
+            yield oceanbase_server
     else:
         with running_mariadb(folder=folder, options=options, environment=environment) as mariadb_server:
             yield mariadb_server
@@ -181,23 +195,21 @@ def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
     postgresql.drop_database(url)
 
 
+@pytest.fixture
+def oceanbase_url(oceanbase: OceanBase) -> str:
+    """The URL of an empty database on OceanBase."""
+    return oceanbase.new_database()
+
+
 KINDS: Final = os.environ.get("LASTBIT_TEST_DATABASES", "sqlite,mariadb").split(",")
-"""The databases on which tests run that run on several; `make test-postgresql` sets it."""
+"""The databases on which tests run that run on several; `make test-postgresql` and `make test-oceanbase` set it."""
 KINDS_OF_CONTRACT: Final = [
     kind if kind == "sqlite" else pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS
 ]
 """The databases of tests of the HTTP contract. The tests of storage and of the guarantees show that databases don't
 differ; each night the contract is tried on all."""
-_ON_SERVERS: Final = {
-    "server_url",
-    "server",
-    "mortal_server",
-    "server_on_a_small_disk",
-    "postgresql",
-    "postgresql_url",
-    "mortal_postgresql",
-}
-"""Fixtures of tests that use PostgreSQL if it is the only database."""
+_ON_SERVERS: Final = {"server_url", "server", "mortal_server", "server_on_a_small_disk"}
+"""Fixtures of tests that use the only database, if it isn't MariaDB."""
 
 
 def server_kind() -> str:
@@ -206,15 +218,17 @@ def server_kind() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """If PostgreSQL is the only database, run only the tests that use it."""
-    if KINDS != ["postgresql"]:
+    """If PostgreSQL or OceanBase is the only database, run only the tests that use it."""
+    if len(KINDS) > 1 or KINDS[0] not in ("postgresql", "oceanbase"):
         return
+    kind = KINDS[0]
+    fixtures = _ON_SERVERS | {kind, f"{kind}_url", f"mortal_{kind}"}
 
     def uses_it(item: pytest.Item) -> bool:
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         # Only strings are compared: pika's properties can't be compared with one.
         kinds = {value for value in values if isinstance(value, str)}
-        return "postgresql" in kinds or not _ON_SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+        return kind in kinds or not fixtures.isdisjoint(getattr(item, "fixturenames", ()))
 
     config.hook.pytest_deselected(items=[item for item in items if not uses_it(item)])
     items[:] = [item for item in items if uses_it(item)]

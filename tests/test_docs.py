@@ -537,7 +537,7 @@ def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
 
 def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
     """The SQL of docs/database.md: one account migrates, the other one serves and runs the jobs, neither is root."""
-    _, _, script, _ = blocks(ROOT / "docs/database.md", "sql")
+    _, _, script, *_ = blocks(ROOT / "docs/database.md", "sql")
     with mariadb.connect() as connection, connection.cursor() as cursor:
         for statement in script.split(";"):
             if statement.strip():
@@ -546,7 +546,7 @@ def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
 
 
 def test_the_documented_grants_suffice_on_postgresql(postgresql: PostgreSQL) -> None:
-    creation, grants, _, _ = blocks(ROOT / "docs/database.md", "sql")
+    creation, grants, *_ = blocks(ROOT / "docs/database.md", "sql")
     for script, database in ((creation, "postgres"), (grants, "lastbit")):
         with contextlib.closing(postgresql.connect(database)) as connection:
             for statement in script.strip().removesuffix(";").split(";"):

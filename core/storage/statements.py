@@ -106,7 +106,7 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
 
     With the option `dialects.dialect.LOCK_WAIT`, MariaDB ends a SELECT … FOR UPDATE that takes longer: the server's own
     lock wait timeout is in whole seconds. MySQL has no such limit, so there the session's timeout applies. PostgreSQL
-    limits each lock wait. None of them limits `lock_order.LOCK_HEAD`.
+    and OceanBase limit each lock wait. None of them limits `lock_order.LOCK_HEAD`.
 
     Raises SQLAlchemy's `DBAPIError` and its subclasses, as if each statement had been executed by itself.
     """

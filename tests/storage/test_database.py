@@ -437,6 +437,7 @@ def test_an_invalid_url_is_refused(url: str, word: str) -> None:
 def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> None:
     """Up, `alembic check` finds no difference, down leaves nothing, up again."""
     with Database(database_url) as database:
+        templates.reflect_indexes(database)
         for _ in range(2):
             schema.migrate(database)
             with database.engine.connect() as connection:
@@ -525,7 +526,7 @@ def test_test_databases_match_the_migrations(database: Database, request: pytest
         # The order in which indexes are created is not guaranteed.
         return sorted(line.rstrip(",") for text in dump for line in text.splitlines())
 
-    kind = {"mysql": "mariadb"}.get(database.url.get_backend_name(), database.url.get_backend_name())
+    kind = request.node.callspec.params["database_url"]
     server: MariaDB | PostgreSQL | None = None if database.is_embedded else request.getfixturevalue(kind)
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]

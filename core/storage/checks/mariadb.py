@@ -1,4 +1,4 @@
-"""Checks for MariaDB and MySQL: write access, durability, and the settings of the service's sessions."""
+"""Checks for MariaDB, MySQL and OceanBase: write access, durability, and the settings of the service's sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.storage import faults, tables
-from core.storage.checks import every, galera
+from core.storage.checks import every, galera, oceanbase
 from core.storage.checks.findings import Finding, Verdict
 from core.storage.database import LOCK_WAIT, Database
 from core.storage.dialects.dialect import IDLE
+from core.storage.dialects.mariadb import READ_TIMEOUT
+from core.storage.dialects.oceanbase import session as session_of_oceanbase
 
 PACKET: Final = 16 * 2**20
 """The default maximum of bytes in one packet. A flush sends less than 4 MiB."""
@@ -28,20 +30,25 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         version = str(tx.exec_driver_sql("SELECT VERSION()").scalar_one())
         url = database.url
         yield Finding("database", Verdict.FINE, f"reached at {url.host}:{url.port or 3306}/{url.database}")
-        yield _version(version)
-        schema_found = every.database_schema(tx)
-        yield schema_found
         rows = tx.exec_driver_sql("SHOW GLOBAL VARIABLES")
         variables = {str(name).lower(): str(value) for name, value in rows if value is not None}
+        is_oceanbase = oceanbase.is_one(variables)
+        yield oceanbase.version(tx) if is_oceanbase else _version(version)
+        schema_found = every.database_schema(tx)
+        yield schema_found
         yield _read_only(variables)
         if schema_found.verdict is Verdict.FINE:
             yield every.writes(tx)
             yield _engines(tx)
-        yield _replica(tx)
-        yield from _durability(variables)
+        if is_oceanbase:
+            yield from oceanbase.rules(tx, variables)
+        else:
+            yield _replica(tx)
+            yield from _durability(variables)
         yield from _session(tx)
-        yield from galera.rules(tx, variables)
-        yield _binary_log(variables)
+        if not is_oceanbase:
+            yield from galera.rules(tx, variables)
+            yield _binary_log(variables)
         yield _packet(variables)
         of_account = int(tx.exec_driver_sql("SELECT @@SESSION.max_user_connections").scalar_one())
         yield _connections(variables, of_account, database, workers)
@@ -187,7 +194,8 @@ def _durability(variables: dict[str, str]) -> Iterator[Finding]:
 def _session(tx: Connection) -> Iterator[Finding]:
     rows = tx.exec_driver_sql(
         "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation', 'sql_mode', "
-        "'time_zone', 'innodb_lock_wait_timeout', 'idle_transaction_timeout', 'unique_checks')"
+        "'time_zone', 'innodb_lock_wait_timeout', 'idle_transaction_timeout', 'unique_checks') "
+        "OR Variable_name LIKE 'ob\\_%%'"
     ).all()
     session = {str(name).lower(): str(value) for name, value in rows}
     isolation = session.get("transaction_isolation") or session.get("tx_isolation", "")
@@ -196,7 +204,11 @@ def _session(tx: Connection) -> Iterator[Finding]:
         yield Finding("isolation", Verdict.FINE, "the service's sessions are READ COMMITTED")
     else:
         yield Finding("isolation", Verdict.BROKEN, f"the service's session is {isolation}, not READ-COMMITTED", proxy)
-    expected = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT), "unique_checks": "ON"}
+    expected = {"time_zone": "+00:00", "unique_checks": "ON"}
+    if oceanbase.is_one(session):
+        expected.update(session_of_oceanbase(LOCK_WAIT, READ_TIMEOUT))
+    else:
+        expected["innodb_lock_wait_timeout"] = str(LOCK_WAIT)
     if "idle_transaction_timeout" in session:  # MySQL has none
         expected["idle_transaction_timeout"] = str(IDLE)
     wrong = [f"{name} is {session[name]}, not {value}" for name, value in expected.items() if session[name] != value]

@@ -22,8 +22,8 @@ Rows = Sequence[Sequence[Any]]
 Code = str | int
 
 LOCK_WAIT: Final = "lastbit_lock_wait"
-"""An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included (on PostgreSQL: each of
-its lock waits). `lock_order.LOCK_HEAD` may take the session's full lock wait."""
+"""An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included; on PostgreSQL and
+OceanBase, each of its lock waits. `lock_order.LOCK_HEAD` may take the session's full lock wait."""
 SCHEMA: Final = "lastbit_schema"
 """An option of our own connections: the schema that the database was opened with, or None."""
 IDLE: Final = 60

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL.
+"""MariaDB and MySQL, and OceanBase (see `oceanbase`).
 
 In an ack transaction, most of a statement's cost is not in the database but in the driver's parsing of columns and
 rows, and in a thread switch for each round trip. So several statements are sent in one packet, and integers are
@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeEngine
 from core import errors
 from core.errors import Fault
 from core.storage import engines, refusals
-from core.storage.dialects import galera
+from core.storage.dialects import galera, oceanbase
 from core.storage.dialects.dialect import (
     IDLE,
     LOCK_WAIT,
@@ -46,8 +46,8 @@ READ_TIMEOUT: Final = 60
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
-UNLIMITED: Final = 2**64 - 1
-"""Rows of a result, as the server writes that there is no limit."""
+UNLIMITED: Final = 2**63 - 1
+"""Rows of a result, if there is no limit. OceanBase takes no larger number."""
 LONGEST_NAME: Final = 64
 """Characters of a database's name."""
 
@@ -74,6 +74,8 @@ _OBSTACLES: Final = {
     **dict.fromkeys((1142, 1143, 1227, 1370), Obstacle.NO_PRIVILEGE),
     **dict.fromkeys((1290, 1792, 1836), Obstacle.READ_ONLY),
 }
+_OF_OCEANBASE: Final = "of_oceanbase"
+"""An attribute of the driver's errors: whether OceanBase has sent it."""
 _IDENTITY: Final = ("hostname", "port", "server_id", "server_uid", "server_uuid")
 """Variables that identify a server. Each kind of server has some of these."""
 
@@ -160,6 +162,7 @@ class MariaDB(Dialect):
         @sa.event.listens_for(engine, "connect")
         def prepare(connection: Any, record: Any) -> None:
             galera.prepare(connection, record.info)
+            connection.is_oceanbase = oceanbase.prepare(connection, lock_wait, READ_TIMEOUT)
 
         engines.replace_old_connections(engine)
         return engine
@@ -208,8 +211,9 @@ class MariaDB(Dialect):
             return Fault.CONFLICT
         if code in _LOCK_WAITS:
             return self.lock_wait(error)
-        is_outage = code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError)
-        return Fault.OUTAGE if is_outage else None
+        if code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError):
+            return Fault.OUTAGE
+        return oceanbase.fault(code) if getattr(error.orig, _OF_OCEANBASE, False) else None
 
     def code(self, error: DBAPIError) -> int:
         """The number of the server's error, or of the driver's; 0 if it has none."""
@@ -236,6 +240,8 @@ class MariaDB(Dialect):
         driver: Any = connection.connection.dbapi_connection
         # Building an index of a large table takes longer, and goes on if the connection is given up.
         driver._read_timeout = None
+        if driver.is_oceanbase:
+            connection.exec_driver_sql(oceanbase.statements_end_after(oceanbase.DAY))
         before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
         wait = connection.exec_driver_sql("SELECT @@SESSION.innodb_lock_wait_timeout").scalar()
         connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {wait}")
@@ -247,6 +253,8 @@ class MariaDB(Dialect):
                 connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before}")
                 connection.exec_driver_sql(f"SELECT RELEASE_LOCK('{lock}')")
                 driver._read_timeout = READ_TIMEOUT
+                if driver.is_oceanbase:
+                    connection.exec_driver_sql(oceanbase.statements_end_after(READ_TIMEOUT))
 
     def by_primary_key(self, table: str) -> str:
         return f"{table} FORCE INDEX (PRIMARY)"
@@ -417,10 +425,22 @@ def _is_lost(error: Exception) -> bool:
 
 def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:
     seconds = tx.get_execution_options().get(LOCK_WAIT)
-    if seconds is None or not getattr(tx.dialect, "is_mariadb", False):
+    if seconds is None:
         return texts
-    hurry = f"SET STATEMENT max_statement_time={seconds} FOR "
-    return [hurry + text if text.endswith(" FOR UPDATE") and text != LOCK_HEAD else text for text in texts]
+    is_oceanbase = _is_oceanbase(tx)
+    if not is_oceanbase and not getattr(tx.dialect, "is_mariadb", False):
+        return texts
+    limit = f"SET STATEMENT max_statement_time={seconds} FOR "
+    return [
+        (oceanbase.hurried(text, seconds) if is_oceanbase else limit + text)
+        if text.endswith(" FOR UPDATE") and text != LOCK_HEAD
+        else text
+        for text in texts
+    ]
+
+
+def _is_oceanbase(tx: Connection) -> bool:
+    return bool(getattr(tx.connection.dbapi_connection, "is_oceanbase", False))
 
 
 def _text(value: str | bytes) -> str:
@@ -437,6 +457,23 @@ class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it h
     _shared: ssl.SSLContext | None = None
     has_ended = False
     """The last packet ended the transaction, so a COMMIT or ROLLBACK would be a useless round trip."""
+    is_oceanbase = False
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
+        with self._marked_errors():
+            return super()._read_query_result(unbuffered)
+
+    def _read_ok_packet(self) -> Any:
+        with self._marked_errors():
+            return super()._read_ok_packet()
+
+    @contextlib.contextmanager
+    def _marked_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except pymysql.MySQLError as error:
+            setattr(error, _OF_OCEANBASE, self.is_oceanbase)
+            raise
 
     def query(self, sql: Any, unbuffered: bool = False) -> Any:
         self.has_ended = False

@@ -1,0 +1,83 @@
+"""OceanBase in its MySQL mode: session settings, lock waits, and codes of errors.
+
+It speaks MySQL's protocol and names itself MySQL 5.7, so it is told by a variable that only it has; a proxy in front of
+it may announce another version. It accepts MySQL's settings of time limits, and ignores them: by default, it ends each
+statement after 10 s, a lock wait only with its statement, and a transaction without a next statement after a day. Its
+own settings are in microseconds.
+
+The limit of idle transactions ends a transaction, but not its session: the statements after it fail, and so does the
+COMMIT. seekdb 1.4 applies it to some of them only.
+
+Plain reads may be configured to be answered by a replica that lags behind. Ids that were just issued could be unknown
+there, so our sessions read from the leader.
+
+Two transactions that wait for each other may be found only by the lock wait's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+from core.errors import Fault
+from core.storage.dialects.dialect import IDLE
+
+DAY: Final = 24 * 60 * 60
+"""Seconds that a transaction may take, such as a backup's snapshot, and a statement of a migration."""
+_MICROSECONDS: Final = 1_000_000
+
+# The transaction was rolled back, as after a wait for the next statement. A COMMIT that fails so has committed nothing.
+_CONFLICTS: Final = {6002}
+# In none of these is it certain that a COMMIT has failed.
+_OUTAGES: Final = {
+    # a statement took too long; no memory, no memory of the tenant; try again; a full disk, for data or for the log
+    *(4012, 4013, 4030, 4023, 4184, 4264),
+    # no leader: it moves, or there is no majority; another server doesn't answer; the session was killed
+    *(4038, 4209, 4260, 4654, 4663, 4664, 4721, 4121, 4122, 4124, 4401, 5066),
+    # the snapshot's versions are gone; the tables are being changed or moved
+    *(4138, 4177, 4225, 4719, 4725),
+    # the transaction took too long, was killed, is unknown to a restarted server, or must be rolled back; nobody knows
+    # its outcome; another server gave no answer
+    *(6210, 6211, 6212, 6213, 6222, 6223, 6224, 6225, 6230),
+    # the server starts, or stops
+    *(8001, 8002),
+}
+
+
+def prepare(driver: Any, lock_wait: int, statement: int) -> bool:
+    """Check whether a new connection leads to OceanBase, and if so set up its session: the seconds that a lock wait and
+    a statement may take."""
+    with contextlib.closing(driver.cursor()) as cursor:
+        cursor.execute("SHOW VARIABLES LIKE 'ob_trx_lock_timeout'")
+        if not cursor.fetchall():
+            return False
+        cursor.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in session(lock_wait, statement)))
+        return True
+
+
+def session(lock_wait: int, statement: int) -> list[tuple[str, str]]:
+    """The settings of our sessions."""
+    return [
+        ("ob_trx_lock_timeout", f"{lock_wait * _MICROSECONDS}"),
+        ("ob_query_timeout", f"{statement * _MICROSECONDS}"),
+        ("ob_trx_idle_timeout", f"{IDLE * _MICROSECONDS}"),
+        ("ob_trx_timeout", f"{DAY * _MICROSECONDS}"),
+        ("ob_read_consistency", "STRONG"),
+    ]
+
+
+def statements_end_after(seconds: int) -> str:
+    """The statement that sets it, for a session."""
+    return f"SET SESSION ob_query_timeout = {seconds * _MICROSECONDS}"
+
+
+def hurried(text: str, seconds: float) -> str:
+    """A SELECT … FOR UPDATE whose lock waits end after this time, rounded up to tenths of a second."""
+    return f"{text} WAIT {seconds}"
+
+
+def fault(code: int) -> Fault | None:
+    """The kind of a fault, if it has a code of OceanBase's own. On other servers, these mean something else."""
+    if code in _CONFLICTS:
+        return Fault.CONFLICT
+    return Fault.OUTAGE if code in _OUTAGES else None
