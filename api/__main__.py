@@ -36,6 +36,7 @@ from core.acks.commit import check_merging
 from core.settings import Settings, settings_of
 from core.storage import checks, schema
 from core.storage.database import Database
+from core.storage.numbering import Numbering
 from core.storage.opening import check_privileges, check_promises, opened
 
 log = structlog.get_logger(__name__)
@@ -99,18 +100,27 @@ def main(arguments: list[str] | None = None) -> int:
         help="migrate: declare that no earlier release will use this database again",
     )
     parser.add_argument(
+        "--ids",
+        metavar="K/N",
+        type=_numbering,
+        help="migrate an empty database: batches get, for ever, the ids that leave K when they are divided by N",
+    )
+    parser.add_argument(
         "--tokens-file", metavar="FILE", help="tokens of the clients: lines that `lastbit token new` prints"
     )
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="listen on a public address without tokens"
     )
     options = vars(parser.parse_args(arguments))
-    command, as_json, finish = options.pop("command"), options.pop("json"), options.pop("finish")
+    command, as_json = options.pop("command"), options.pop("json")
+    finish, ids = options.pop("finish"), options.pop("ids")
     if command not in COMMANDS:  # with `choices`, the value of an unknown option would be refused before the option
         jobs = ", ".join(programs.command(job) for job in JOBS)
         parser.error(f"{command!r} is not one of {', '.join(COMMANDS)}; the jobs are {jobs}")
     if finish and command != "migrate":
         parser.error("--finish is an option of migrate")
+    if ids is not None and command != "migrate":
+        parser.error("--ids is an option of migrate")
     if command == "openapi":
         return _print_document()
     settings = settings_of(parser, options)
@@ -127,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
             if command == "check":
                 return _check(database, settings.workers, as_json)
             if command == "migrate" or database.is_embedded:
-                schema.migrate(database)
+                schema.migrate(database, ids=ids)
             database.read(schema.check)
             if command == "serve":
                 check_privileges(database)
@@ -150,6 +160,13 @@ def main(arguments: list[str] | None = None) -> int:
     with _shared_metrics(settings.workers):
         _serve(settings, description)
     return 0
+
+
+def _numbering(text: str) -> Numbering:
+    try:
+        return Numbering.parse(text)
+    except errors.Misconfigured as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _epilog() -> str:

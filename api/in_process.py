@@ -43,6 +43,7 @@ from core.service import Service
 from core.settings import Settings
 from core.storage import schema
 from core.storage.forkable import ForkableDatabase
+from core.storage.numbering import Numbering
 from core.storage.opening import explain
 from core.traces import TraceContext
 from lastbit.ids import INTEGER_LIMIT
@@ -143,10 +144,11 @@ class InProcess:
             loop.stop()
         self.service.stop()
 
-    def migrate(self) -> None:
-        """Create the schema or update it. Raises `errors.Misconfigured`, with the reason, if the database refuses."""
+    def migrate(self, ids: Numbering | None = None) -> None:
+        """Create the schema or update it, see `schema.migrate`. Raises `errors.Misconfigured`, with the reason, if the
+        database refuses."""
         try:
-            schema.migrate(self.database)
+            schema.migrate(self.database, ids=ids)
         except DBAPIError as error:
             raise errors.Misconfigured(": ".join(explain(self.database, error))) from error
 

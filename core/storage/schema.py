@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from core import errors, programs
 from core.storage import dialects, faults, namespaces, statements, tables
 from core.storage.database import LOCK_WAIT, Database
+from core.storage.numbering import Numbering
 
 PATIENCE: Final = 60
 """Seconds for which a migration retries to lock a table that is in use."""
@@ -73,11 +74,17 @@ def check(tx: Connection) -> None:
             "and start again"
         )
     # Even if the revision is ours: a migration first withdraws support for older releases, then changes the schema.
-    oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
+    oldest, ids = tx.execute(sa.select(tables.schema_support.c.oldest, tables.schema_support.c.batch_ids)).one()
     if oldest not in all_known:
         raise errors.Misconfigured(
             f"the database has the schema of revision {revision}, which requires a release that knows revision "
             f"{oldest}, but this one knows at most {newest_known}: use a newer release, or restore an earlier backup"
+        )
+    expected = 1 if ids is None else Numbering.parse(ids).divisor
+    if (distance := dialects.of(tx).distance_of_ids(tx)) not in (None, expected):
+        raise errors.Misconfigured(
+            f"the ids of batches should be {expected} apart, but the sequence of batches.id adds {distance}: restore "
+            "the schema from the same backup as the rows"
         )
 
 
@@ -91,22 +98,23 @@ def empty_writes() -> Iterator[tuple[sa.Table, sa.Executable]]:
         yield table, sa.delete(table).where(no_row)
 
 
-def migrate(database: Database, revision: str = "head") -> None:
+def migrate(database: Database, revision: str = "head", ids: Numbering | None = None) -> None:
     """Upgrade or downgrade the schema to `revision`, after creating it if it is one of the database's own. Concurrent
-    migrations wait for each other. A migration that was killed half-way is completed.
+    migrations wait for each other. A migration that was killed half-way is completed. `ids`: which numbers become ids
+    of batches, if the database is new.
 
     Raises `errors.Unavailable` if the database can't be reached or another migration takes longer than a minute;
     `errors.LockTimeout` if a long transaction keeps a table in use; `errors.Misconfigured` if the schema can't be
-    created, or has tables of others with our names.
+    created, or has tables of others with our names, or if the database has other `ids`.
     """
     namespaces.create(database)
     with database.connection() as connection:
         if database.is_embedded:
             connection = connection.execution_options(**database.dialect.begin_writing)
-            _migrate(connection, revision)
+            _migrate(connection, revision, ids)
             return
         with database.dialect.migrating(connection):
-            _migrate_under_load(connection, revision)
+            _migrate_under_load(connection, revision, ids)
 
 
 def finish(database: Database) -> None:
@@ -127,7 +135,7 @@ def serves_only(tx: Connection, revision: str) -> bool:
     return oldest is not None and oldest >= revision
 
 
-def _migrate_under_load(connection: Connection, revision: str) -> None:
+def _migrate_under_load(connection: Connection, revision: str, ids: Numbering | None) -> None:
     """Migrate while the service runs. Altering a table waits until no transaction uses it, and blocks all others
     meanwhile. So each wait is short; between attempts the others can proceed."""
     retrying = tenacity.Retrying(
@@ -138,7 +146,7 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
         reraise=True,
     )
     try:
-        retrying(_migrate, connection, revision)
+        retrying(_migrate, connection, revision, ids)
     except DBAPIError as error:
         if _is_in_use(error):
             raise errors.LockTimeout(
@@ -154,8 +162,10 @@ def _is_in_use(error: BaseException) -> bool:
     return faults.classify(error) in (errors.Fault.LOCK_WAIT, errors.Fault.CONFLICT)
 
 
-def _migrate(connection: Connection, revision: str) -> None:
+def _migrate(connection: Connection, revision: str, ids: Numbering | None) -> None:
     before = current(connection)
+    if before is not None and ids is not None:
+        _check_ids(connection, ids)
     if before is not None and before not in _revisions()[1]:
         return  # the schema is from a newer release; `check` decides whether it supports this one
     if before is None:
@@ -164,13 +174,15 @@ def _migrate(connection: Connection, revision: str) -> None:
         _check_names(connection, before)
     config = _config()
     config.attributes.update(connection=connection, version_table=namespaces.version_table(connection))
-    if before is None and revision == "head":
-        _serve_only_this(connection)
+    chosen = _serve_only_this(connection, ids) if before is None and revision == "head" else None
     with _alembic_as_before():
         if revision == "head" or before is None or not _is_behind(revision, before):
             command.upgrade(config, revision)
         else:
             command.downgrade(config, revision)
+    if chosen is not None:
+        for statement in dialects.of(connection).number_batches(chosen):
+            connection.exec_driver_sql(statement)
     connection.commit()
 
 
@@ -211,13 +223,40 @@ def _shape(revision: str) -> dict[str, frozenset[str]]:
         }
 
 
-def _serve_only_this(connection: Connection) -> None:
-    """Record that no older release uses a new database. This comes first: on MariaDB and MySQL, a migration that is
-    killed leaves a part of the schema, and the next one could not tell whether older releases use that."""
+def _serve_only_this(connection: Connection, ids: Numbering | None) -> Numbering | None:
+    """Record that no older release uses a new database, and its `ids`. This comes first: on MariaDB and MySQL, a
+    migration that is killed leaves a part of the schema, and the next one could not tell whether older releases use
+    that. Returns the ids if they were recorded now."""
     support = tables.schema_support
     support.create(connection, checkfirst=True)
     if connection.scalar(sa.select(support.c.oldest)) is None:
-        connection.execute(sa.insert(support).values(id=1, oldest=newest()))
+        chosen = {} if ids is None else {"batch_ids": str(ids)}
+        connection.execute(sa.insert(support).values(id=1, oldest=newest(), **chosen))
+        return ids
+    if ids is not None:
+        _check_ids(connection, ids)
+    return None
+
+
+def _check_ids(connection: Connection, ids: Numbering) -> None:
+    """Raise `errors.Misconfigured` if the database has other ids."""
+    chosen = numbering(connection)
+    if chosen != ids:
+        has = "gives batches all numbers as ids" if chosen is None else f"has the ids {chosen}"
+        raise errors.Misconfigured(
+            f"the database {has}, not {ids}: they are chosen at the first migrate of an empty database, and stay"
+        )
+
+
+def numbering(connection: Connection) -> Numbering | None:
+    """Which numbers are ids of batches; None: all, as in a schema of any earlier release."""
+    inspector, support = sa.inspect(connection), tables.schema_support
+    if not inspector.has_table(support.name):
+        return None
+    if all(column["name"] != support.c.batch_ids.name for column in inspector.get_columns(support.name)):
+        return None
+    text = connection.scalar(sa.select(support.c.batch_ids))
+    return None if text is None else Numbering.parse(text)
 
 
 def _is_behind(revision: str, current: str) -> bool:

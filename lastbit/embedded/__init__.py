@@ -92,12 +92,18 @@ class Lastbit:
         """`embedded:` and the database's URL without its password, as clients show it."""
         return f"embedded:{self._shown}"
 
-    def migrate(self) -> None:
-        """Create the schema, or update that of an earlier release, as `lastbit-server migrate` does. Raises
-        `DatabaseUnreachable`, `SchemaMismatch`."""
+    def migrate(self, *, ids: str | None = None) -> None:
+        """Create the schema, or update that of an earlier release, as `lastbit-server migrate` does. `ids`: of several
+        Lastbits side by side, the ids of this one's batches, chosen when the database is empty; `3/16` for those that
+        leave 3 when they are divided by 16. Raises `DatabaseUnreachable`; `SchemaMismatch`, also if the database has
+        other ids; `InvalidArgument`."""
         running = self._answering()
+        try:
+            numbering = None if ids is None else program("core.storage.numbering").Numbering.parse(ids)
+        except program("core.errors").Misconfigured as error:
+            raise errors.InvalidArgument(str(error)) from None
         with self._named(running, "migrate"):
-            running.migrate()
+            running.migrate(numbering)
 
     @contextlib.contextmanager
     def _named(self, running: Any, call: str) -> Iterator[None]:

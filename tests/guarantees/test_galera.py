@@ -34,6 +34,7 @@ from core.janitor import needed
 from core.service import Service
 from core.storage import checks, schema, statements, tables
 from core.storage.database import Database
+from core.storage.numbering import Numbering
 from core.tallies import reads
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.load import Load, check, open_shared
@@ -254,6 +255,29 @@ def test_opens_with_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
     before = recount(pair.other)
     race(pair.first, ROUNDS, same, same, check=judge, urls=pair.urls)
     assert len(recount(pair.other)) == len(before) + ROUNDS
+
+
+def test_nodes_share_the_ids_of_one_of_several_lastbits(galera: Cluster) -> None:
+    """Each node gives some of them, so opens on two nodes never want the same one."""
+    database = galera.new_database()
+    numbering = Numbering(3, 16)
+    with (
+        Database(galera.nodes[0].url(database)) as first,
+        Database(galera.nodes[1].url(database)) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        schema.migrate(first, ids=numbering)
+
+        def open_some(node: Database) -> list[int]:
+            service = Service(node, combiner=Inline)
+            return [service.batches.open(Opening(items=1)).batch.id for _ in range(30)]
+
+        of_first, of_other = pool.map(open_some, (first, other))
+    galera.drop_database(database)
+    assert {id % 16 for id in of_first + of_other} == {3}
+    distance = 16 * len(galera.nodes)
+    assert len({id % distance for id in of_first}) == len({id % distance for id in of_other}) == 1
+    assert set(of_first).isdisjoint(of_other)
 
 
 def test_either_the_last_ack_or_the_seal_on_another_node_completes_the_batch(pair: Pair) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import errors
-from core.storage import schema, tables
+from core.storage import dialects, schema, tables
 from core.storage.checks.findings import Finding, Verdict
 
 CLOCKS: Final = 2.0
@@ -27,6 +27,14 @@ def database_schema(tx: Connection) -> Finding:
         says, _, advice = str(error).partition(": ")
         return Finding("schema", Verdict.BROKEN, says, advice)
     return Finding("schema", Verdict.FINE, f"revision {schema.current(tx)}, which this release can work with")
+
+
+def ids(tx: Connection) -> Finding:
+    numbering = dialects.of(tx).numbering(tx)
+    if numbering is None:
+        return Finding("ids", Verdict.FINE, "batches get all numbers as ids")
+    says = f"batches get the ids that leave {numbering.remainder} when they are divided by {numbering.divisor}"
+    return Finding("ids", Verdict.FINE, f"{says} ({numbering})")
 
 
 def clock_ahead(tx: Connection) -> float:

@@ -38,6 +38,7 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         yield schema_found
         yield _read_only(variables)
         if schema_found.verdict is Verdict.FINE:
+            yield every.ids(tx)
             yield every.writes(tx)
             yield _engines(tx)
         if is_oceanbase:

@@ -37,6 +37,7 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         yield _replica(is_standby)
         yield _read_only(settings)
         if schema_found.verdict is Verdict.FINE:
+            yield every.ids(tx)
             with tx.begin_nested() as savepoint:  # a refused statement aborts the transaction
                 writes = every.writes(tx)
                 savepoint.rollback()

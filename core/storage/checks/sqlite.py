@@ -33,6 +33,8 @@ def rules(tx: Connection, file: Path) -> Iterator[Finding]:
         yield Finding("version", Verdict.BROKEN, problem, f"use a Python with at least SQLite {number}")
     schema_found = every.database_schema(tx)
     yield schema_found
+    if schema_found.verdict is Verdict.FINE:
+        yield every.ids(tx)
     journal = str(tx.exec_driver_sql("PRAGMA journal_mode").scalar_one())
     if journal == "wal":
         yield Finding("journal", Verdict.FINE, "WAL")

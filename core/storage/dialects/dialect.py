@@ -17,6 +17,7 @@ from sqlalchemy.types import TypeEngine
 
 from core.errors import Fault
 from core.storage.lock_order import LOCK_HEAD
+from core.storage.numbering import Numbering
 
 Rows = Sequence[Sequence[Any]]
 Code = str | int
@@ -33,6 +34,10 @@ HAS_WRITTEN: Final = "lastbit.has_written"
 """The key in a connection's `info` for whether its transaction has written."""
 REASONS: Final = 4096
 """Maximum rows of one INSERT of reasons."""
+
+
+NUMBERED: Final = "SET STATEMENT auto_increment_increment"
+"""The beginning of an INSERT for which MariaDB chooses other ids than the session's."""
 
 
 class Obstacle(Enum):
@@ -286,6 +291,19 @@ class Dialect(abc.ABC):
         """See `statements.records`."""
         return rows
 
+    def numbering(self, tx: Connection) -> Numbering | None:
+        """Which numbers are ids of batches; None: all."""
+        [[(text,)]] = self.run(tx, [f"SELECT batch_ids FROM {self.name(tx, 'schema_support')}"])  # noqa: S608
+        return None if text is None else Numbering.parse(text if isinstance(text, str) else text.decode())
+
+    def number_batches(self, numbering: Numbering) -> list[str]:
+        """Statements that let the new table of batches have such ids; none where `insert_batches` does."""
+        return []
+
+    def distance_of_ids(self, tx: Connection) -> int | None:
+        """How far apart the ids are that the table gives to batches; None where `insert_batches` knows it."""
+        return None
+
     def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
         """Statements that insert rows into `batches`. The result of the last one has the ids, for `batch_ids`, and the
         time of the INSERT."""
@@ -304,7 +322,7 @@ class Dialect(abc.ABC):
 
 def writes(texts: Iterable[str]) -> bool:
     """Whether one of the statements writes."""
-    return any(text.startswith(("INSERT", "UPDATE", "DELETE")) for text in texts)
+    return any(text.startswith(("INSERT", "UPDATE", "DELETE", NUMBERED)) for text in texts)
 
 
 def note_writes(tx: Connection, texts: Iterable[str]) -> None:

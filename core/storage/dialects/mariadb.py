@@ -29,6 +29,7 @@ from core.storage.dialects import galera, oceanbase
 from core.storage.dialects.dialect import (
     IDLE,
     LOCK_WAIT,
+    NUMBERED,
     REASONS,
     SCHEMA,
     Dialect,
@@ -38,6 +39,7 @@ from core.storage.dialects.dialect import (
     note_writes,
 )
 from core.storage.lock_order import LOCK_HEAD
+from core.storage.numbering import Numbering
 
 CONCATENATED: Final = 16 * 2**20
 """Maximum bytes of a concatenated value; each session sets it. 512 groups take about 20 KB."""
@@ -46,6 +48,8 @@ READ_TIMEOUT: Final = 60
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
+_NUMBERS: Final = "lastbit.numbers"
+"""The key in a connection's `info` for the ids that it gives to batches."""
 UNLIMITED: Final = 2**63 - 1
 """Rows of a result, if there is no limit. OceanBase takes no larger number."""
 LONGEST_NAME: Final = 64
@@ -367,15 +371,43 @@ class MariaDB(Dialect):
 
     def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
         table = self.name(tx, "batches")
-        insert = f"INSERT INTO {table} ({columns}) VALUES {','.join(rows)}"  # noqa: S608
+        rest = f"INTO {table} ({columns}) VALUES {','.join(rows)}"
+        numbers = self._numbers(tx)
         if getattr(tx.dialect, "is_mariadb", False):
-            return [f"{insert} RETURNING id, created_at"]
+            begin = "" if numbers is None else f"{NUMBERED}={numbers[0]}, auto_increment_offset={numbers[1]} FOR "
+            return [f"{begin}INSERT {rest} RETURNING id, created_at"]
         # MySQL has no RETURNING. It gives the rows of one INSERT ids at equal distances, and remembers the first.
-        columns = "id, created_at, @@SESSION.auto_increment_increment"
-        look = f"SELECT {columns} FROM {table} WHERE id = LAST_INSERT_ID()"  # noqa: S608
-        return [insert, look]
+        look = f"FROM {table} WHERE id = LAST_INSERT_ID()"
+        if numbers is None:
+            return [f"INSERT {rest}", f"SELECT id, created_at, @@SESSION.auto_increment_increment {look}"]
+        distance, first = numbers
+        hints = f"SET_VAR(auto_increment_increment={distance}) SET_VAR(auto_increment_offset={first})"
+        # A server that doesn't know the hint ignores it.
+        look += f" AND MOD(id, {distance}) = MOD({first}, {distance})"
+        return [f"INSERT /*+ {hints} */ {rest}", f"SELECT id, created_at, {distance} {look}"]
+
+    def _numbers(self, tx: Connection) -> tuple[str, str] | None:
+        """The distance of ids and the first one, if they are not the server's own. Sessions may have numbers of their
+        own: of a cluster's nodes, each gives other ids, and so it is among ours."""
+        if _NUMBERS not in tx.info:
+            numbering = self.numbering(tx)
+            tx.info[_NUMBERS] = None if numbering is None else self._among(tx, numbering)
+        numbers: tuple[str, str] | None = tx.info[_NUMBERS]
+        return numbers
+
+    def _among(self, tx: Connection, numbering: Numbering) -> tuple[str, str]:
+        distance, first = "@@SESSION.auto_increment_increment", "@@SESSION.auto_increment_offset"
+        if not getattr(tx.dialect, "is_mariadb", False):  # a hint has literals alone
+            [[(distance, first)]] = self.run(tx, [f"SELECT {distance}, {first}"])
+            first = (first - 1) % distance
+            return str(numbering.divisor * distance), str(numbering.first + numbering.divisor * first)
+        # The server ignores a first one above the distance.
+        own = f"MOD({first} - 1, {distance})"
+        return f"{numbering.divisor} * {distance}", f"{numbering.first} + {numbering.divisor} * {own}"
 
     def batch_ids(self, rows: Rows, count: int) -> list[int]:
+        if not rows:
+            raise RuntimeError("the server has given a batch an id that is not among those of --ids")
         if len(rows[0]) == 3:
             first, _, distance = rows[0]
             return [first + place * distance for place in range(count)]

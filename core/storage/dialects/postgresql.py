@@ -52,6 +52,7 @@ from core.storage.dialects.dialect import (
     note_writes,
 )
 from core.storage.lock_order import LOCK_HEAD
+from core.storage.numbering import Numbering
 
 SILENCE: Final = 60
 """Seconds without a response, after which a connection counts as lost."""
@@ -361,6 +362,19 @@ class PostgreSQL(Dialect):
 
     def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         return self.run(tx, [*texts, "COMMIT"])[:-1]
+
+    def number_batches(self, numbering: Numbering) -> list[str]:
+        first, distance = numbering.first, numbering.divisor
+        column = f"ALTER COLUMN id SET START {first} SET INCREMENT {distance} RESTART"
+        # After a restore, a person lets the ids start higher, and may get it wrong.
+        check = f"ADD CONSTRAINT batches_ids CHECK (mod(id, {distance}) = {numbering.remainder})"
+        return [f"ALTER TABLE batches {column}, {check}"]
+
+    def distance_of_ids(self, tx: Connection) -> int | None:
+        sequence = "pg_get_serial_sequence('batches', 'id')::regclass"
+        query = f"SELECT seqincrement FROM pg_sequence WHERE seqrelid = {sequence}"  # noqa: S608
+        distance: int | None = tx.exec_driver_sql(query).scalar()
+        return distance
 
     def insert_reason(self, table: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
         # The reason is sent once.

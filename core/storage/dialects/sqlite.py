@@ -182,6 +182,17 @@ class SQLite(Dialect):
         results = [tx.exec_driver_sql(text) for text in texts]
         return [result.all() if result.returns_rows else () for result in results]
 
+    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
+        numbering = self.numbering(tx)
+        if numbering is not None:
+            # The file's own next id is one above the last. The INSERT reads that, as several may follow each other.
+            first, distance = numbering.first, numbering.divisor
+            last = f"(SELECT coalesce(max(seq), 0) FROM {self.name(tx, 'sqlite_sequence')} WHERE name = 'batches')"  # noqa: S608
+            next_id = f"{first} + {distance} * (({last} - {first} + {distance}) / {distance})"
+            columns = f"id, {columns}"
+            rows = [f"({next_id} + {place * distance}, {row[1:]}" for place, row in enumerate(rows)]
+        return super().insert_batches(tx, columns, rows)
+
     def insert_reason(self, table: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
         columns = f"column1, column2, {self.text(reason.encode().hex())}, {self.now}"
         values = ",".join([f"({batch},{number})" for batch, number in items])

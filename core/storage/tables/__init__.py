@@ -453,6 +453,8 @@ schema_support = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("oldest", sa.String(32), nullable=False),
+    sa.Column("batch_ids", sa.String(16)),
     **MYSQL_OPTIONS,
 )
-"""One row. `oldest` is the newest revision known to the oldest release that this schema supports."""
+"""One row. `oldest` is the newest revision known to the oldest release that this schema supports. `batch_ids`: a
+`Numbering` such as `3/16`; NULL: all numbers are ids of batches."""
