@@ -148,6 +148,22 @@ def resource(*parts: str) -> str:
     return "/".join(["/v1", *(quote(in_path("a name", part), safe="") for part in parts)])
 
 
+def _batch_of(path: str, params: Params, body: Json | None) -> str | None:
+    """The id of the batch that a request concerns, or of the first one: proxies send the calls of one batch to one
+    process. An open of a nested batch concerns its parent's."""
+    match path.split("/", 4):
+        case ["", "v1", "batches", batch, *_] if batch.isdecimal():
+            return batch
+        case ["", "v1", "acks" | "failures" | "skips"] if body and body.get("groups"):
+            return str(body["groups"][0]["batch"])
+        case ["", "v1", "acks" | "failures" | "skips"] if body and body.get("items"):
+            return str(body["items"][0]).partition(":")[0]
+        case ["", "v1", "batches"] if body and body.get("parent"):
+            return str(body["parent"]).partition(":")[0]
+        case _:
+            return dict(params).get("batch")
+
+
 def encoded(body: Json) -> bytes:
     """`body` as JSON. Raises `InvalidArgument`."""
     try:
@@ -235,6 +251,9 @@ class Service:
         for name, value in params:
             utf8(name, value)
         headers = {"accept": "application/json, application/problem+json", **headers}
+        batch = _batch_of(path, params, body)
+        if batch is not None:
+            headers["lastbit-batch"] = batch
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
         if method in ("POST", "PATCH"):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
-import shutil
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,28 +16,8 @@ import httpx
 import pytest
 
 from tests.conftest import need
-from tests.support.servers import ROOT, ServiceProcess, free_port, running_service, sqlite_file
-
-EXAMPLE = ROOT / "deploy/nginx/lastbit.conf"
-NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-MAIN = """
-user {user};
-daemon off;
-worker_processes 1;
-pid {folder}/pid;
-error_log {folder}/error.log warn;
-events {{ worker_connections 512; }}
-http {{
-    log_format connections '$upstream_addr $request_uri $upstream_connect_time';
-    access_log {folder}/access.log connections;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/lastbit.conf;
-}}
-"""
+from tests.support import nginx
+from tests.support.servers import ServiceProcess, free_port, running_service, sqlite_file
 
 
 @dataclass(frozen=True)
@@ -62,7 +39,7 @@ class Front:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    need("nginx", NGINX is not None)
+    need("nginx", nginx.PROGRAM is not None)
     folder = tmp_path_factory.mktemp("nginx")
     subprocess.run(
         [
@@ -75,45 +52,18 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     )
     https, http = free_port(), free_port()
     with sqlite_file() as url, running_service(url) as service:
-        text = EXAMPLE.read_text()
-        for old, new in (
-            ("server 127.0.0.1:8000;", f"server 127.0.0.1:{service.port};"),
-            ("listen 80;", f"listen 127.0.0.1:{http};"),
-            ("    listen [::]:80;\n", ""),
-            ("listen 443 ssl http2;", f"listen 127.0.0.1:{https} ssl http2;"),
-            ("    listen [::]:443 ssl http2;\n", ""),
-            ("/etc/nginx/tls/lastbit.pem", f"{folder}/lastbit.pem"),
-            ("/etc/nginx/tls/lastbit.key", f"{folder}/lastbit.key"),
-        ):
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        (folder / "lastbit.conf").write_text(text)
-        (folder / "nginx.conf").write_text(MAIN.format(folder=folder, user=getpass.getuser()))
-        command = [NGINX, "-p", folder, "-e", folder / "error.log", "-c", folder / "nginx.conf"]
-        checked = subprocess.run([*command, "-t"], capture_output=True, text=True)
-        assert checked.returncode == 0, checked.stderr
-        process = subprocess.Popen(command)
-        try:
+        replaced = {
+            "server 127.0.0.1:8000;": f"server 127.0.0.1:{service.port};",
+            "listen 80;": f"listen 127.0.0.1:{http};",
+            "    listen [::]:80;\n": "",
+            "listen 443 ssl http2;": f"listen 127.0.0.1:{https} ssl http2;",
+            "    listen [::]:443 ssl http2;\n": "",
+            "/etc/nginx/tls/lastbit.pem": f"{folder}/lastbit.pem",
+            "/etc/nginx/tls/lastbit.key": f"{folder}/lastbit.key",
+        }
+        with nginx.running_nginx(folder, nginx.example("lastbit.conf", replaced), https):
             certificates = ssl.create_default_context(cafile=folder / "lastbit.pem")
-            running = Front(https, http, certificates, service)
-            _wait_for(running)
-            yield running
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def _wait_for(front: Front) -> None:
-    pause = threading.Event()
-    with front.client() as client:
-        for _ in range(400):
-            try:
-                assert client.get("/healthz").status_code == 200
-            except httpx.TransportError:
-                pause.wait(0.05)
-            else:
-                return
-    raise AssertionError("nginx did not start")
+            yield Front(https, http, certificates, service)
 
 
 def append(client: httpx.Client, name: str) -> int:
@@ -228,7 +178,7 @@ def test_the_time_outs_of_nginx_and_of_the_service_fit() -> None:
     """nginx closes an idle connection first, and waits longer than any call."""
     from api.__main__ import KEEP_ALIVE
 
-    text = EXAMPLE.read_text()
+    text = (nginx.EXAMPLES / "lastbit.conf").read_text()
     (keep_alive,) = re.findall(r"keepalive_timeout (\d+)s;", text)
     assert int(keep_alive) < KEEP_ALIVE
     longest = 60

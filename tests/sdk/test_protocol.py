@@ -158,6 +158,30 @@ def test_the_callers_key_is_sent() -> None:
     assert world.requests[0].headers["idempotency-key"] == "chunk-1"
 
 
+@pytest.mark.parametrize(
+    ("call", "batch"),
+    [
+        (lambda service: _calls.get(service, 7), "7"),
+        (lambda service: _calls.extend(service, 7, 5, None), "7"),
+        (lambda service: _calls.resolve(service, "acks", _masks.pieces(["7:0:1", "8:0:1"]), None), "7"),
+        (lambda service: _calls.resolve(service, "failures", _masks.pieces("7:0:1"), "reason"), "7"),
+        (lambda service: _calls.resolve(service, "skips", _masks.pieces(ItemIds(7, 64, range(9))), None), "7"),
+        (lambda service: _calls.open_batch(service, OpenOptions(items=9, parent="7:0:1"), None), "7"),
+        (lambda service: _calls.events(service, None, (), 7), "7"),
+        (lambda service: _calls.open_batch(service, OpenOptions(items=9), None), None),
+        (lambda service: _calls.events(service, None, (), None), None),
+        (lambda service: _calls.counts(service, []), None),
+        (lambda service: _calls.append(service, [{"id": "one", "type": "test"}]), None),
+    ],
+)
+def test_a_call_names_its_batch_for_proxies(call: Callable[[Service], Flow[Any]], batch: str | None) -> None:
+    """The first of several."""
+    world = World(script(problem(422, "invalid_request")))
+    with pytest.raises(errors.InvalidRequest):
+        world.run(call(world.service()))
+    assert world.requests[0].headers.get("lastbit-batch") == batch
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256, "with blank", "line\nfeed", "ключ"])
 def test_a_key_that_fits_no_header_is_refused_before_anything_is_sent(key: str) -> None:
     """1 to 255 visible ASCII characters."""

@@ -92,6 +92,8 @@ export class Service {
     signal?.throwIfAborted();
     const headers: Record<string, string> = { accept: "application/json, application/problem+json" };
     if (this.#token !== undefined) headers["authorization"] = `Bearer ${this.#token}`;
+    const batch = batchOf(path, request);
+    if (batch !== undefined) headers["lastbit-batch"] = batch;
     if (method === "POST" || method === "PATCH") {
       // Chosen before the first attempt, so that retries are safe.
       const key = request.idempotencyKey;
@@ -217,6 +219,25 @@ function described(error: unknown): string {
 
 function environment(name: string): string | undefined {
   return (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env?.[name];
+}
+
+/**
+ * The id of the batch that a request concerns, or of the first one: proxies send the calls of one batch to one process.
+ * An open of a nested batch concerns its parent's.
+ */
+function batchOf(path: string, request: Request): string | undefined {
+  const inPath = /^\/v1\/batches\/([0-9]+)(?:\/|$)/.exec(path);
+  if (inPath !== null) return inPath[1];
+  const { groups, items, parent } = (request.body ?? {}) as {
+    groups?: { batch: number }[];
+    items?: string[];
+    parent?: string;
+  };
+  if (/^\/v1\/(acks|failures|skips)$/.test(path)) {
+    return groups?.length ? String(groups[0]!.batch) : items?.[0]?.split(":")[0];
+  }
+  if (path === "/v1/batches" && parent) return parent.split(":")[0];
+  return request.query?.find(([name]) => name === "batch")?.[1];
 }
 
 function baseUrl(text: string): string {

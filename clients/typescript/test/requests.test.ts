@@ -205,6 +205,19 @@ test("a signal ends a request and a pause at once, with its own reason", async (
   assert.equal(before.requests.length, 0);
 });
 
+test("a call names its batch for proxies, the first of several", async (context) => {
+  const { client, requests } = await served(context, (_, response) => problem(response, 422, "invalid_request"));
+  const calls: [Promise<unknown>, string | undefined][] = [
+    [client.batch(7).refresh(), "7"],
+    [client.ack(["7:0:1", "8:0:1"]), "7"],
+    [client.open({ items: 1, parent: "7:0:1" }), "7"],
+    [client.open({ items: 1 }), undefined],
+  ];
+  for (const [call] of calls) await assert.rejects(call);
+  const named = requests.map((request) => request.headers["lastbit-batch"] ?? "none").sort();
+  assert.deepEqual(named, calls.map(([, batch]) => batch ?? "none").sort());
+});
+
 test("a token is sent, and invalid options are refused", async (context) => {
   const { client, requests } = await served(context, (_, response) => void response.end(ANSWER), { token: "lastbit_x" });
   await client.ack("1:0:0");
