@@ -7,23 +7,35 @@ billion each ack inserts a row.
 The last table has calls that append to the feed, whose transactions take turns: opens, and acks that complete a batch
 of one item. Each process of the service has as many connections. The figures are the processor time of the service and
 the statements that a call needs; with four processes both should be at most 1.3 times those with one.
+
+`affinity` has acks of one batch, in order, through nginx to one process and to four: to each in turn, and to the one
+that deploy/nginx/lastbit.conf chooses by the batch. By the batch, an ack should cost at most 1.15 times one of a single
+process in processor time of the services, redo log and lock waits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import statistics
+import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench import capacity, load, measure
 from bench.load import Load
 from bench.measure import Scale
 from bench.wait import StatementCounter
+from core.storage import schema
+from core.storage.database import Database
 from lastbit.ids import item_id
-from tests.support.servers import MariaDB
+from tests.support import nginx
+from tests.support.servers import MariaDB, ServiceProcess, free_port, running_service
 
+PARTS = ("batches", "processes", "affinity")
 PROCESSES = (1, 2, 4)
 APPENDING = ("ack-last", "open")
 """Kinds of `capacity`."""
@@ -140,7 +152,119 @@ def _by_processes(server: MariaDB, scale: Scale) -> list[list[str]]:
     return rows
 
 
-def run(scale: Scale) -> None:
+@dataclass(frozen=True)
+class Costs:
+    """Of one ack: seconds of the services' processors, bytes of the redo log, lock waits."""
+
+    service: float
+    redo: float
+    waits: float
+
+
+FRONTS = {
+    "1 process": (1, "hash $lastbit_batch consistent;"),
+    "4 processes, in turn": (4, ""),
+    "4 processes, by batch": (4, "hash $lastbit_batch consistent;"),
+}
+"""The number of processes, and how nginx chooses one."""
+
+
+@contextlib.contextmanager
+def _front(services: Sequence[ServiceProcess], choice: str) -> Iterator[int]:
+    """The port of nginx with the example's choice of a server, or another, without TLS."""
+    port = free_port()
+    replaced = {
+        "server 127.0.0.1:8000;": "".join(f"server 127.0.0.1:{service.port};" for service in services),
+        "hash $lastbit_batch consistent;": choice,
+    }
+    head = nginx.example("lastbit.conf", replaced).partition("\nserver {")[0]
+    location = 'proxy_pass http://lastbit; proxy_http_version 1.1; proxy_set_header Connection "";'
+    server = f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; location / {{ {location} }} }}"
+    with tempfile.TemporaryDirectory() as folder, nginx.running_nginx(Path(folder), head + server, port, logs=False):
+        yield port
+
+
+def _counters(server: MariaDB) -> tuple[int, int]:
+    """Bytes of the redo log, and lock waits, so far."""
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS WHERE Variable_name IN ('Innodb_os_log_written', 'Innodb_row_lock_waits')")
+        counters = dict(cursor.fetchall())
+    return int(counters["Innodb_os_log_written"]), int(counters["Innodb_row_lock_waits"])
+
+
+def _costs(server: MariaDB, services: Sequence[ServiceProcess], port: int, scale: Scale) -> Costs:
+    """Of acks of a new batch, after enough of them to make its first group's row and all connections."""
+
+    def processors() -> float:
+        return sum(measure.processor_time(service.process.pid) for service in services if service.process is not None)
+
+    [batch] = _open(services[0].port, 1, 2 * scale.requests)
+    headers = {"Lastbit-Batch": str(batch)}
+    requests = [
+        load.encoded("/v1/acks", {"items": [item_id(batch, number)]}, headers=headers)
+        for number in range(2 * scale.requests)
+    ]
+    load.drive(port, requests[: scale.requests], scale.connections)
+    seconds, (redo, waits) = processors(), _counters(server)
+    _, answers = load.drive(port, requests[scale.requests :], scale.connections)
+    seconds, (redo_after, waits_after) = processors() - seconds, _counters(server)
+    if load.total(answers, "applied") != scale.requests:
+        raise RuntimeError(f"{load.total(answers, 'applied')} of {scale.requests} acks were applied")
+    return Costs(seconds / scale.requests, (redo_after - redo) / scale.requests, (waits_after - waits) / scale.requests)
+
+
+def _by_affinity(scale: Scale) -> list[list[str]]:
+    """One row for each of `FRONTS`, with the medians of the rounds, which take turns."""
+    rounds: dict[str, list[Costs]] = {name: [] for name in FRONTS}
+    with measure.mariadb() as server, contextlib.ExitStack() as stack:
+        url = server.new_database()
+        with Database(url) as database:
+            schema.migrate(database)
+        services = [stack.enter_context(running_service(url)) for _ in range(4)]
+        ports = {
+            name: stack.enter_context(_front(services[:count], choice)) for name, (count, choice) in FRONTS.items()
+        }
+        for _ in range(scale.rounds):
+            for name, port in ports.items():
+                rounds[name].append(_costs(server, services, port, scale))
+    medians = {
+        name: Costs(*(statistics.median(getattr(costs, figure) for costs in part) for figure in vars(part[0])))
+        for name, part in rounds.items()
+    }
+    base = next(iter(medians.values()))
+    return [
+        [
+            name,
+            *(f"{costs.service * 1e6:,.0f}", f"{costs.service / base.service:.2f}"),
+            *(f"{costs.redo:,.0f}", f"{costs.redo / base.redo:.2f}"),
+            f"{costs.waits:.3f}",
+        ]
+        for name, costs in medians.items()
+    ]
+
+
+def run(scale: Scale, parts: Sequence[str] = PARTS) -> None:
+    if "batches" in parts:
+        _run_batches(scale)
+    if "processes" in parts:
+        with measure.mariadb() as server:
+            by_processes = _by_processes(server, scale)
+        measure.show(
+            f"scale: by processes of the service, {scale.connections} connections each (medians of {scale.rounds} "
+            "rounds)",
+            ["", "service µs", "of one", "statements", "of one"],
+            by_processes,
+        )
+    if "affinity" in parts:
+        measure.show(
+            f"scale: one id a call, all of one batch, {scale.connections} connections through nginx (medians of "
+            f"{scale.rounds} rounds)",
+            ["", "service µs", "of one", "redo bytes", "of one", "lock waits"],
+            _by_affinity(scale),
+        )
+
+
+def _run_batches(scale: Scale) -> None:
     by_size: dict[str, dict[str, list[Load]]] = {"in order": {}, "at random": {}}
     by_spread: dict[int, list[Load]] = {}
     acks = scale.requests // 2
@@ -156,8 +280,6 @@ def run(scale: Scale) -> None:
                 by_spread.setdefault(count, []).append(_acks(port, scale, batches.following(acks)))
         for batches in open_batches.values():
             _check(port, batches.acked)
-    with measure.mariadb() as server:
-        by_processes = _by_processes(server, scale)
     measure.show(
         f"scale: one id a call, {scale.connections} connections, MariaDB, by size (medians of {scale.rounds} rounds)",
         ["", "calls/s", "p50 ms", "of 10^3 items"],
@@ -167,11 +289,6 @@ def run(scale: Scale) -> None:
         f"scale: the same by open batches, {acks:,} acks at random over them (medians of {scale.rounds} rounds)",
         ["batches", "calls/s", "p50 ms", "of one batch"],
         _lines({f"{count:,} open": loads for count, loads in by_spread.items()}),
-    )
-    measure.show(
-        f"scale: by processes of the service, {scale.connections} connections each (medians of {scale.rounds} rounds)",
-        ["", "service µs", "of one", "statements", "of one"],
-        by_processes,
     )
 
 
@@ -187,4 +304,4 @@ def _lines(loads_by_name: dict[str, list[Load]]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    measure.alone(run)
+    measure.alone(run, PARTS)
