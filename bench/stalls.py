@@ -382,8 +382,8 @@ class Cases:
                 lastbit.ack(tx, [item_id(completing, 0), item_id(shared, 0)])
                 until = time.monotonic() + self.shape.seconds
                 together(4, work)
-            for batch, state in ((completing, "complete"), (opened.id, "sealed")):
-                if caller.ok("GET", f"/v1/batches/{batch}?wait=10")["state"] != state:
+            for batch, wait, state in ((completing, 10, "complete"), (opened.id, 0, "sealed")):
+                if caller.ok("GET", f"/v1/batches/{batch}?wait={wait}")["state"] != state:
                     raise RuntimeError(f"batch {batch} is not {state} after the transaction")
         engine.dispose()
 
