@@ -46,12 +46,12 @@ def broken(database: Database, *, thorough: bool) -> list[str]:
     with database.connection() as tx:
         if galera.is_node(tx):
             return []
-    found = []
+    names = []
     for promise in (*_PROMISES, *(_THOROUGH if thorough else ())):
         with _sessions(database) as sessions:
             if not promise.is_kept(sessions):
-                found.append(promise.says)
-    return found
+                names.append(promise.says)
+    return names
 
 
 class _Sessions:
@@ -108,8 +108,8 @@ def _execute(tx: Connection, statement: str) -> list[Any]:
 
 
 def _select(*rows: int) -> str:
-    listed = ",".join(map(str, rows))
-    return f"SELECT writer, mark FROM commit_marks WHERE writer IN ({listed}) ORDER BY writer"  # noqa: S608
+    numbers = ",".join(map(str, rows))
+    return f"SELECT writer, mark FROM commit_marks WHERE writer IN ({numbers}) ORDER BY writer"  # noqa: S608
 
 
 def _update(row: int) -> str:
@@ -142,12 +142,12 @@ def _skips_locked_rows(sessions: _Sessions) -> bool:
 def _holds_up_duplicates(sessions: _Sessions) -> bool:
     insert = sessions.insert(sessions.missing_row)
     sessions.execute(insert)
-    inserted = sessions.meanwhile(insert)
-    if inserted.done():
+    insertion = sessions.meanwhile(insert)
+    if insertion.done():
         return False
     sessions.mine.commit()
     try:
-        inserted.result()
+        insertion.result()
     except IntegrityError as error:
         return faults.is_duplicate(error)
     return False

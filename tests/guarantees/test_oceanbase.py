@@ -67,30 +67,30 @@ def test_everything_that_lastbit_does_and_check_finds_nothing(oceanbase_url: str
     assert {"mode", "durability", "session", "isolation", "writes"} <= findings.keys()
 
 
-@pytest.mark.parametrize("other", [(1, 0), (0, GROUP - 1)])
-def test_one_of_two_last_acks_completes_the_batch(oceanbase_url: str, other: tuple[int, int]) -> None:
+@pytest.mark.parametrize("second", [(1, 0), (0, GROUP - 1)])
+def test_one_of_two_last_acks_completes_the_batch(oceanbase_url: str, second: tuple[int, int]) -> None:
     """Of two in different groups, one without a row, and of two of the same item."""
     with Database(oceanbase_url) as database:
         templates.migrate(database)
-        _race(Service(database, combiner=Inline), other)
+        _race(Service(database, combiner=Inline), second)
 
 
-def _race(service: Service, other: tuple[int, int]) -> None:
-    mine = (0, GROUP - 1)
-    items = GROUP + other[0]
+def _race(service: Service, second: tuple[int, int]) -> None:
+    first = (0, GROUP - 1)
+    items = GROUP + second[0]
     ids = prepare(service.database, ROUNDS, lambda number: (items, {0: GROUP - 1}))
 
     def check_round(number: int, *answers: AckResult) -> None:
         assert [newly(answer, ids[number]) for answer in answers].count(True) == 1
-        assert sum(answer.applied for answer in answers) == (1 if other == mine else 2)
-        if other == mine:
+        assert sum(answer.applied for answer in answers) == (1 if second == first else 2)
+        if second == first:
             assert all(completion_of(answer, ids[number]) is not None for answer in answers)
 
     race(
         service.database,
         ROUNDS,
-        lambda worker, number: ack(worker, (ids[number], *mine)),
-        lambda worker, number: ack(worker, (ids[number], *other)),
+        lambda worker, number: ack(worker, (ids[number], *first)),
+        lambda worker, number: ack(worker, (ids[number], *second)),
         check=check_round,
     )
     assert {row.state for row in recount(service.database).values()} == {State.COMPLETE}
@@ -118,31 +118,31 @@ def test_a_lock_wait_ends_in_time(
     """However short it must be; but that for the feed's head has the session's time."""
 
     def wait(tx: sa.Connection) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             statements.run(tx, text.format(batch))
         except DBAPIError as error:
-            taken.append(time.monotonic() - began)
+            durations.append(time.monotonic() - start)
             kinds.append(faults.classify(error))
             raise
 
-    taken: list[float] = []
+    durations: list[float] = []
     kinds: list[Fault | None] = []
-    held = LOCK_HEAD if fault is Fault.HEAD_WAIT else BATCH
-    refused = errors.LockTimeout if fault is Fault.LOCK_WAIT else errors.Unavailable
-    with row_locked(service.database, held.format(batch)), pytest.raises(refused):
+    lock = LOCK_HEAD if fault is Fault.HEAD_WAIT else BATCH
+    error_type = errors.LockTimeout if fault is Fault.LOCK_WAIT else errors.Unavailable
+    with row_locked(service.database, lock.format(batch)), pytest.raises(error_type):
         service.database.write(wait, lock_waits=0, lock_wait=limit)
     assert set(kinds) == {fault}
-    assert seconds - 0.1 < min(taken) < seconds + 1.5
+    assert seconds - 0.1 < min(durations) < seconds + 1.5
 
 
 def test_a_statement_that_takes_too_long_is_an_outage(database: Database) -> None:
     with database.engine.connect() as connection:
         connection.exec_driver_sql(dialect.statements_end_after(1))
-        with pytest.raises(DBAPIError) as caught:
+        with pytest.raises(DBAPIError) as failure:
             connection.exec_driver_sql("SELECT SLEEP(3)")
         connection.invalidate()
-    assert faults.classify(caught.value) is Fault.OUTAGE
+    assert faults.classify(failure.value) is Fault.OUTAGE
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_codes_count_only_if_oceanbase_sent_them(code: int, fault: Fault | None)
     for of_oceanbase in (True, False):
         error = pymysql.err.OperationalError(code, "")
         error.of_oceanbase = of_oceanbase
-        judged = faults.classify(DBAPIError.instance("COMMIT", None, error, pymysql.MySQLError))
-        assert judged is (fault if of_oceanbase else None)
+        kind = faults.classify(DBAPIError.instance("COMMIT", None, error, pymysql.MySQLError))
+        assert kind is (fault if of_oceanbase else None)
 
 
 def test_a_session_that_reads_old_data_is_named(database: Database) -> None:

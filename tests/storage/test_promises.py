@@ -28,17 +28,17 @@ Rewrite = Callable[[bytes], bytes]
 
 def replaced(pattern: bytes, by: bytes) -> Rewrite:
     """Replaces what matches by as many bytes."""
-    return lambda data: re.sub(pattern, lambda found: by.ljust(len(found[0])), data)
+    return lambda data: re.sub(pattern, lambda match: by.ljust(len(match[0])), data)
 
 
 def another_digit(pattern: bytes, *, after: int) -> Rewrite:
     """The digit at the end of what matches becomes another one, once that has arrived this number of times."""
     arrivals: Counter[bytes] = Counter()
 
-    def changed(found: re.Match[bytes]) -> bytes:
-        arrivals[found[0]] += 1
-        last = int(found[0][-1:])
-        return found[0][:-1] + b"%d" % (last if arrivals[found[0]] <= after else 9 - last)
+    def changed(match: re.Match[bytes]) -> bytes:
+        arrivals[match[0]] += 1
+        last = int(match[0][-1:])
+        return match[0][:-1] + b"%d" % (last if arrivals[match[0]] <= after else 9 - last)
 
     return lambda data: re.sub(pattern, changed, data)
 
@@ -54,7 +54,7 @@ IMITATIONS: dict[str, tuple[Rewrite, str]] = {
     "an error doesn't end a packet": (another_digit(INSERT + rb"(?=[^;]*;UPDATE)", after=0), "none is executed after"),
     "advisory locks don't lock": (replaced(rb"pg_advisory_xact_lock\(", b"abs("), "pg_advisory_xact_lock"),
     "a lock wait doesn't end": (
-        lambda data: re.sub(WAIT, lambda found: found[0][:-1] + b"9", data),
+        lambda data: re.sub(WAIT, lambda match: match[0][:-1] + b"9", data),
         "a wait for a lock",
     ),
 }

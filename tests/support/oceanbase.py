@@ -29,8 +29,8 @@ def program() -> Path | None:
     """The server's program; None if it isn't installed."""
     if PROGRAM in os.environ:
         return Path(os.environ[PROGRAM])
-    found = sorted(ROOT.glob(".venv-seekdb/lib/python3.*/site-packages/pylibseekdb/seekdb"))
-    return found[-1] if found else None
+    programs = sorted(ROOT.glob(".venv-seekdb/lib/python3.*/site-packages/pylibseekdb/seekdb"))
+    return programs[-1] if programs else None
 
 
 class OceanBase(MariaDB):
@@ -46,8 +46,8 @@ class OceanBase(MariaDB):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(in_memory=in_memory, folder=folder, options=options, environment=environment)
-        found = program()
-        self.program = None if found is None else str(found)
+        path = program()
+        self.program = None if path is None else str(path)
 
     @property
     def available(self) -> bool:
@@ -94,14 +94,14 @@ class OceanBase(MariaDB):
         return url.replace("root@", "service@")
 
     def end_sessions(self, url: str) -> int:
-        killed = 0
+        count = 0
         with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [url.rpartition("/")[2]])
             for (value,) in cursor.fetchall():
                 with contextlib.suppress(pymysql.MySQLError):  # the connection has already ended
                     cursor.execute(f"KILL {value}")
-                    killed += 1
-        return killed
+                    count += 1
+        return count
 
     def drop_database(self, url: str) -> None:
         """Nothing: to drop one table after the other takes seconds, and the folder is removed."""

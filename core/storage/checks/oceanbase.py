@@ -23,12 +23,12 @@ def is_one(variables: Mapping[str, str]) -> bool:
 
 
 def version(tx: Connection) -> Finding:
-    found = str(tx.exec_driver_sql("SELECT OB_VERSION()").scalar_one())
-    if tuple(int(part) for part in found.split(".") if part.isdigit()) >= OLDEST:
-        return Finding("version", Verdict.FINE, f"OceanBase {found}")
+    number = str(tx.exec_driver_sql("SELECT OB_VERSION()").scalar_one())
+    if tuple(int(part) for part in number.split(".") if part.isdigit()) >= OLDEST:
+        return Finding("version", Verdict.FINE, f"OceanBase {number}")
     oldest = ".".join(map(str, OLDEST))
     return Finding(
-        "version", Verdict.UNSAFE, f"OceanBase {found} is older than {oldest}", f"upgrade to at least {oldest}"
+        "version", Verdict.UNSAFE, f"OceanBase {number} is older than {oldest}", f"upgrade to at least {oldest}"
     )
 
 
