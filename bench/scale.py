@@ -173,11 +173,11 @@ FRONTS = {
 def _front(services: Sequence[ServiceProcess], choice: str) -> Iterator[int]:
     """The port of nginx with the example's choice of a server, or another, without TLS."""
     port = free_port()
-    replaced = {
+    replacements = {
         "server 127.0.0.1:8000;": "".join(f"server 127.0.0.1:{service.port};" for service in services),
         "hash $lastbit_batch consistent;": choice,
     }
-    head = nginx.example("lastbit.conf", replaced).partition("\nserver {")[0]
+    head = nginx.example("lastbit.conf", replacements).partition("\nserver {")[0]
     location = 'proxy_pass http://lastbit; proxy_http_version 1.1; proxy_set_header Connection "";'
     server = f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; location / {{ {location} }} }}"
     with tempfile.TemporaryDirectory() as folder, nginx.running_nginx(Path(folder), head + server, port, logs=False):

@@ -174,14 +174,14 @@ def _migrate(connection: Connection, revision: str, ids: Numbering | None) -> No
         _check_names(connection, before)
     config = _config()
     config.attributes.update(connection=connection, version_table=namespaces.version_table(connection))
-    chosen = _serve_only_this(connection, ids) if before is None and revision == "head" else None
+    new_ids = _serve_only_this(connection, ids) if before is None and revision == "head" else None
     with _alembic_as_before():
         if revision == "head" or before is None or not _is_behind(revision, before):
             command.upgrade(config, revision)
         else:
             command.downgrade(config, revision)
-    if chosen is not None:
-        for statement in dialects.of(connection).number_batches(chosen):
+    if new_ids is not None:
+        for statement in dialects.of(connection).number_batches(new_ids):
             connection.exec_driver_sql(statement)
     connection.commit()
 

@@ -52,7 +52,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     )
     https, http = free_port(), free_port()
     with sqlite_file() as url, running_service(url) as service:
-        replaced = {
+        replacements = {
             "server 127.0.0.1:8000;": f"server 127.0.0.1:{service.port};",
             "listen 80;": f"listen 127.0.0.1:{http};",
             "    listen [::]:80;\n": "",
@@ -61,7 +61,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
             "/etc/nginx/tls/lastbit.pem": f"{folder}/lastbit.pem",
             "/etc/nginx/tls/lastbit.key": f"{folder}/lastbit.key",
         }
-        with nginx.running_nginx(folder, nginx.example("lastbit.conf", replaced), https):
+        with nginx.running_nginx(folder, nginx.example("lastbit.conf", replacements), https):
             certificates = ssl.create_default_context(cafile=folder / "lastbit.pem")
             yield Front(https, http, certificates, service)
 

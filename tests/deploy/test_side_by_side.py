@@ -37,13 +37,13 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
         with Database(url) as database:
             schema.migrate(database, ids=Numbering(digit, 10))
     with running_service(urls[0]) as north, running_service(urls[1]) as south:
-        replaced = {
+        replacements = {
             "server 127.0.0.1:8000;": f"server 127.0.0.1:{north.port};",
             "server 127.0.0.1:8001;": f"server 127.0.0.1:{south.port};",
             "listen 8080;": f"listen 127.0.0.1:{port};",
             "    listen [::]:8080;\n": "",
         }
-        with nginx.running_nginx(folder, nginx.example("side-by-side.conf", replaced), port):
+        with nginx.running_nginx(folder, nginx.example("side-by-side.conf", replacements), port):
             yield Sides(f"http://127.0.0.1:{port}", (north.url, south.url))
 
 
@@ -55,13 +55,13 @@ def client(sides: Sides) -> Iterator[Client]:
 
 def one_of_each(client: Client, **options: int) -> list[int]:
     """A batch of each, by the last digit of its id."""
-    found: dict[int, int] = {}
+    batches: dict[int, int] = {}
     for _ in range(200):
         batch = client.open(**options).id  # type: ignore[arg-type]
-        found.setdefault(batch % 10, batch)
-        if len(found) == 2:
-            return [found[0], found[1]]
-    raise AssertionError(found)
+        batches.setdefault(batch % 10, batch)
+        if len(batches) == 2:
+            return [batches[0], batches[1]]
+    raise AssertionError(batches)
 
 
 def test_the_calls_of_a_batch_reach_the_one_that_has_it(sides: Sides, client: Client) -> None:
@@ -105,9 +105,9 @@ def test_the_calls_of_a_batch_reach_the_one_that_has_it(sides: Sides, client: Cl
 
 
 def test_a_repeated_open_reaches_the_same_one(client: Client) -> None:
-    opened = {key: client.open(items=1, idempotency_key=key).id for key in map(str, range(40))}
-    assert {id % 10 for id in opened.values()} == {0, 1}
-    assert {key: client.open(items=1, idempotency_key=key).id for key in opened} == opened
+    id_of_key = {key: client.open(items=1, idempotency_key=key).id for key in map(str, range(40))}
+    assert {id % 10 for id in id_of_key.values()} == {0, 1}
+    assert {key: client.open(items=1, idempotency_key=key).id for key in id_of_key} == id_of_key
 
 
 def test_items_of_two_in_one_call_are_rejected_and_can_be_sent_again(client: Client) -> None:

@@ -115,7 +115,7 @@ def ids_in_transactions_of_a_caller(database: Database) -> list[int]:
 )
 @pytest.mark.mariadb
 def test_two_side_by_side_never_give_the_same_id(pair: tuple[str, str]) -> None:
-    given: set[int] = set()
+    all_ids: set[int] = set()
     for url, text in zip(pair, ("3/7", "0/7"), strict=True):
         numbering = Numbering.parse(text)
         with Database(url) as database:
@@ -126,8 +126,8 @@ def test_two_side_by_side_never_give_the_same_id(pair: tuple[str, str]) -> None:
         assert {id % 7 for id in ids} == {numbering.remainder}
         assert min(ids) == numbering.first
         assert len(ids) == len(set(ids))
-        assert given.isdisjoint(ids)
-        given.update(ids)
+        assert all_ids.isdisjoint(ids)
+        all_ids.update(ids)
 
 
 @pytest.mark.mariadb
@@ -150,11 +150,11 @@ def test_each_node_of_a_cluster_has_some_of_the_ids(mariadb_url: str, increment:
             with connection.cursor() as cursor:
                 cursor.execute(f"SET SESSION auto_increment_increment = {increment}, auto_increment_offset = {offset}")
 
-        found = ids_of_one_transaction(database) + ids_of_one_transaction(database)
+        batch_ids = ids_of_one_transaction(database) + ids_of_one_transaction(database)
     distance = numbering.divisor * increment
-    own = numbering.first + numbering.divisor * ((offset - 1) % increment)
-    assert {id % distance for id in found} == {own % distance}
-    assert len(found) == len(set(found))
+    remainder = numbering.first + numbering.divisor * ((offset - 1) % increment)
+    assert {id % distance for id in batch_ids} == {remainder % distance}
+    assert len(batch_ids) == len(set(batch_ids))
 
 
 TABLE = [
@@ -199,14 +199,14 @@ def test_ids_that_can_not_be_read_are_refused(text: str, tmp_path: Path) -> None
 def test_the_command_and_the_embedded_client_choose_ids(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/lastbit.db"
     assert run_module("api", "migrate", "--database-url", url, "--ids", "3/16").returncode == 0
-    refused = run_module("api", "migrate", "--database-url", url, "--ids", "4/16")
-    assert (refused.returncode, "has the ids 3/16, not 4/16" in refused.stderr) == (1, True), refused.stderr
+    other_ids = run_module("api", "migrate", "--database-url", url, "--ids", "4/16")
+    assert (other_ids.returncode, "has the ids 3/16, not 4/16" in other_ids.stderr) == (1, True), other_ids.stderr
     unread = run_module("api", "migrate", "--database-url", url, "--ids", "16")
     assert (unread.returncode, "K/N such as 3/16" in unread.stderr) == (2, True), unread.stderr
-    shown = run_module("api", "check", "--database-url", url)
-    assert "ids that leave 3 when they are divided by 16 (3/16)" in shown.stdout
-    misplaced = run_module("api", "serve", "--database-url", url, "--ids", "3/16")
-    assert (misplaced.returncode, "--ids is an option of migrate" in misplaced.stderr) == (2, True)
+    report = run_module("api", "check", "--database-url", url)
+    assert "ids that leave 3 when they are divided by 16 (3/16)" in report.stdout
+    to_serve = run_module("api", "serve", "--database-url", url, "--ids", "3/16")
+    assert (to_serve.returncode, "--ids is an option of migrate" in to_serve.stderr) == (2, True)
     with Lastbit(url) as lastbit:
         lastbit.migrate(ids="3/16")
         assert [lastbit.client().open(items=1).id for _ in range(2)] == [3, 19]

@@ -36,10 +36,10 @@ http {{
 """
 
 
-def example(name: str, replaced: Mapping[str, str]) -> str:
+def example(name: str, replacements: Mapping[str, str]) -> str:
     """The example, in which each key, which occurs once, is replaced."""
     text = (EXAMPLES / name).read_text()
-    for old, new in replaced.items():
+    for old, new in replacements.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     return text
@@ -52,8 +52,8 @@ def running_nginx(folder: Path, configuration: str, port: int, *, logs: bool = T
     log = folder / "access.log" if logs else "/dev/null"
     (folder / "nginx.conf").write_text(_MAIN.format(folder=folder, user=getpass.getuser(), log=log))
     command = [str(PROGRAM), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    checked = subprocess.run([*command, "-t"], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
+    test = subprocess.run([*command, "-t"], capture_output=True, text=True)
+    assert test.returncode == 0, test.stderr
     process = subprocess.Popen(command)
     try:
         _wait_until_it_listens(port)
