@@ -21,7 +21,7 @@ REFUSED: Final = {
     "Citus with distributed tables": "it refuses to lock rows of several batches at a time",
 }
 """By engine, the promise that it breaks."""
-INSTEAD: Final = "use MariaDB, MySQL or PostgreSQL, without anything in between that changes statements"
+INSTEAD: Final = "use MariaDB, MySQL, OceanBase or PostgreSQL, without anything in between that changes statements"
 
 
 def of_mysql(variables: dict[str, str]) -> str | None:
