@@ -25,6 +25,7 @@ from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, newly, prepare, race
 from tests.guarantees.enlisted.callers import engine_of, over
 from tests.mutants import mutant
+from tests.support.exposition import Change
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
 
@@ -213,17 +214,12 @@ def test_a_slow_transaction_holds_up_nobody_else(
     monkeypatch.setattr(referee.enlisted._mover, "expect", lambda changed: None)
     engine = engine_of(server_database)
     slow = Slow(referee, engine)
-    waits: list[str] = []
-
-    def note_wait(fault: object) -> None:
-        waits.append(str(fault))
-
-    monkeypatch.setattr("core.storage.database._count", note_wait)
-    for name in others:
-        OTHERS[name](referee, slow)
-    assert waits == []
-    slow.connection.commit()
-    slow.connection.close()
+    waits = [Change("lastbit_retries_total", cause=cause) for cause in ("lock_wait", "head_wait")]
+    with contextlib.closing(slow.connection):
+        for name in others:
+            OTHERS[name](referee, slow)
+        assert [wait() for wait in waits] == [0, 0]
+        slow.connection.commit()
     referee.enlisted.move([slow.shared, slow.completing, slow.opened])
     for batch in (slow.shared, slow.completing, slow.opened):
         assert referee.batches.verify(batch).ok
