@@ -11,11 +11,12 @@ service has responded.
 task. Here a call of `acknowledge` counts only once the task has ended.
 
 *A task that will run again resolves its item.* A retry has published another message with the same id, and so has
-`replace`, which then raises `Ignore`. Their old message is removed without resolving anything. A message that is
-requeued is not resolved either, nor is that of a task which the worker cancelled because it lost its broker.
+`replace`, which then raises `Ignore`. Their old message is removed without resolving anything. So is that of a task
+which Celery 5.7 retries because its child process died (`task_retry_on_worker_lost`). A message that is requeued is not
+resolved either, nor is that of a task which the worker cancelled because it lost its broker.
 
-*A success is recorded as a failure.* If a child process dies after the result was stored, Celery reports a lost worker
-or a time limit. So in these two cases the result backend is asked.
+*A success is recorded as a failure.* If a child process dies or leaves after the result was stored, Celery reports a
+lost worker, a time limit or the child's SystemExit. So in these cases the result backend is asked.
 
 *A message has two ends*, such as a hard time limit, which is reported as a failure and as a timeout. The first one
 counts.
@@ -48,6 +49,9 @@ log = logging.getLogger("lastbit.celery")
 
 REPLACED: Final = ("Replaced by new task",)
 """The arguments of the `Ignore` that `Task.replace` raises after it has published a task with the same id."""
+
+_ENDS_OF_A_CHILD: Final = (WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt)
+"""How Celery reports that a child process is gone. Billiard 4.3 reports the exception with which it left."""
 
 
 def unwrapped(exception: BaseException) -> BaseException:
@@ -105,7 +109,7 @@ class ItemRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         exception = unwrapped(exc_info.exception)
-        if isinstance(exception, WorkerLostError | TimeLimitExceeded) and self._has_stored_success():
+        if isinstance(exception, _ENDS_OF_A_CHILD) and self._has_stored_success():
             return self.on_success((0, None, 0.0))
         if isinstance(exception, Terminated | MemoryError):
             # Terminated: revoked, which `_announce_revoked` is told, or cancelled. MemoryError: the worker ends.
@@ -129,6 +133,15 @@ class ItemRequest(Request):
             # Celery has stored the result, or could not.
             if not self.task.acks_late:
                 self.acknowledge()
+
+    def _retry_worker_lost(self, exception: Any, exc_info: Any) -> bool:
+        """Called by Celery 5.7 and later. Publishes a retry, and removes the message, or returns False. What it raises
+        comes from a user's hook, after the retry was published."""
+        failures, self._resolutions = self._resolutions, []
+        if super()._retry_worker_lost(exception, exc_info):
+            return True
+        self._resolutions = failures
+        return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft:

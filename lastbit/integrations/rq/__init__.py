@@ -208,7 +208,7 @@ class LastbitMixin:
             self._skipped = skip
             return None
 
-    def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
+    def handle_job_success(self, job: Job, queue: Queue, *args: Any, **kwargs: Any) -> None:
         item = item_of_job(job.id)
         if item is not None and self._skipped is not None:
             reason = reason_of(self._skipped)
@@ -217,15 +217,15 @@ class LastbitMixin:
         elif item is not None:
             _unacked.note(self.connection, job.origin, item)  # type: ignore[attr-defined]
             self._resolve(Ack(item, job.origin))
-        super().handle_job_success(job, queue, started_job_registry)  # type: ignore[misc]
+        super().handle_job_success(job, queue, *args, **kwargs)  # type: ignore[misc]
 
     def handle_job_failure(
-        self, job: Job, queue: Queue, started_job_registry: Any = None, exc_string: str = ""
+        self, job: Job, queue: Queue, started_job_registry: Any = None, exc_string: str = "", **kwargs: Any
     ) -> None:
         is_stopped = self._stopped_job_id == job.id  # type: ignore[attr-defined]
         if is_stopped or not job.should_retry:
             self._fail(job, exc_string)
-        super().handle_job_failure(job, queue, started_job_registry, exc_string)  # type: ignore[misc]
+        super().handle_job_failure(job, queue, started_job_registry, exc_string, **kwargs)  # type: ignore[misc]
 
     def handle_job_retry(self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any) -> None:
         """Called for jobs that return `Retry`. RQ fails them after `retry.max` retries."""

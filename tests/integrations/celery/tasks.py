@@ -142,6 +142,35 @@ def kill(**_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(name="leave_after_success", bind=True)
+def leave_after_success(self: Any) -> str:
+    run_of(self)
+    return "stored"
+
+
+@task_postrun.connect(sender=leave_after_success)
+def leave_now(**_: object) -> None:
+    sys.exit("enough")
+
+
+@app.task(name="die_and_retry", bind=True, retry_on_worker_lost=True, default_retry_delay=0)
+def die_and_retry(self: Any) -> None:
+    if run_of(self) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="die_and_retry_late", bind=True, retry_on_worker_lost=True, default_retry_delay=0, acks_late=True)
+def die_and_retry_late(self: Any) -> None:
+    if run_of(self) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="die_always", bind=True, retry_on_worker_lost=True, default_retry_delay=0, max_retries=1)
+def die_always(self: Any) -> None:
+    run_of(self)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task(name="leave", bind=True)
 def leave(self: Any) -> None:
     run_of(self)

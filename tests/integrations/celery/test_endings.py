@@ -89,6 +89,7 @@ CASES = {
     "child killed": Case(one("die"), ["^WorkerLostError: Worker exited prematurely: signal 9"], needs_processes=True),
     "child killed, with reject_on_worker_lost": Case(one("die_once"), [ACKED], runs=2, needs_processes=True),
     "child killed after its success was stored": Case(one("die_after_success"), [ACKED], needs_processes=True),
+    "child left after its success was stored": Case(one("leave_after_success"), [ACKED], needs_processes=True),
     "hard time limit": Case(one("hang", time_limit=1), [TIME_LIMIT], needs_processes=True),
     "hard time limit, then redelivered": Case(
         one("hang_once", time_limit=1),
@@ -135,6 +136,16 @@ CASES = {
         chorded("succeed", "fail", tracked_header=False), [NOT_RUN + "ValueError"], runs=0
     ),
 }
+if VERSION >= (5, 7):
+    CASES |= {
+        "child killed, with retry_on_worker_lost": Case(one("die_and_retry"), [ACKED], runs=2, needs_processes=True),
+        "child killed, with retry_on_worker_lost and acks_late": Case(
+            one("die_and_retry_late"), [ACKED], runs=2, needs_processes=True
+        ),
+        "child always killed, with retry_on_worker_lost": Case(
+            one("die_always"), ["^WorkerLostError: Worker exited prematurely"], runs=2, needs_processes=True
+        ),
+    }
 
 
 class Setup(NamedTuple):
@@ -215,3 +226,7 @@ def test_the_ending_resolves_the_item(started: Started, name: str) -> None:
             assert re.search(pattern, reasons[item]), reasons[item]
             assert len(reasons[item]) <= 4000
     assert started.place.runs(ids[0]) == case.runs
+    if not any(case.expected):
+        [completed] = started.place.client.events(types="batch.completed", batch=batch.id).events
+        assert completed.data is not None
+        assert completed.data["failed"] == 0, "it failed before it succeeded"
