@@ -164,6 +164,8 @@ class Session:
         sa.event.listen(engine, "handle_error", lambda trouble: self._note(trouble.original_exception))
         sa.event.listen(engine, "commit", lambda tx: self._before(tx, None, "COMMIT", (), None, False))
         sa.event.listen(engine, "rollback", self._rolled_back)
+        # Otherwise the first open on a connection would take a step more than the others.
+        sa.event.listen(engine, "connect", lambda _, record: record.info.update({mariadb.NUMBERS: None}))
         if self.database.is_embedded:
             sa.event.listen(engine, "connect", self._watch_rows)
         self._exploring = False

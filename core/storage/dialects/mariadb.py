@@ -48,7 +48,7 @@ READ_TIMEOUT: Final = 60
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
-_NUMBERS: Final = "lastbit.numbers"
+NUMBERS: Final = "lastbit.numbers"
 """The key in a connection's `info` for the ids that it gives to batches."""
 UNLIMITED: Final = 2**63 - 1
 """Rows of a result, if there is no limit. OceanBase takes no larger number."""
@@ -389,10 +389,10 @@ class MariaDB(Dialect):
     def _numbers(self, tx: Connection) -> tuple[str, str] | None:
         """The distance of ids and the first one, if they are not the server's own. Sessions may have numbers of their
         own: of a cluster's nodes, each gives other ids, and so it is among ours."""
-        if _NUMBERS not in tx.info:
+        if NUMBERS not in tx.info:
             numbering = self.numbering(tx)
-            tx.info[_NUMBERS] = None if numbering is None else self._among(tx, numbering)
-        numbers: tuple[str, str] | None = tx.info[_NUMBERS]
+            tx.info[NUMBERS] = None if numbering is None else self._among(tx, numbering)
+        numbers: tuple[str, str] | None = tx.info[NUMBERS]
         return numbers
 
     def _among(self, tx: Connection, numbering: Numbering) -> tuple[str, str]:
