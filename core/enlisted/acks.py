@@ -79,8 +79,9 @@ def resolve(tx: Any, call: Call) -> Resolved:
         outcome = late_outcomes.get(unit.batch)
         if outcome is None:
             outcome = apply.admit(state, unit)
+            if outcome.admitted and state.seen[unit.batch].children:
+                outcome = _withhold(tx, state, unit, outcome)
             if outcome.admitted:
-                _withhold(tx, state, unit, outcome)
                 apply.apply(state, unit, outcome)
                 resolved.named.add(unit.batch)
         resolved.answer.add(outcome)
@@ -253,11 +254,9 @@ def _late(state: FlushState, unit: Unit) -> Outcome:
     return ended.outcome(unit, look, groups)
 
 
-def _withhold(tx: Any, state: FlushState, unit: Unit, outcome: Outcome) -> None:
-    """Reject the items that children hold."""
+def _withhold(tx: Any, state: FlushState, unit: Unit, outcome: Outcome) -> Outcome:
+    """The outcome without the items that children hold, or that in a batch that has ended."""
     look = state.seen[unit.batch]
-    if not look.children:
-        return
     numbers: list[int] = []
     for group, selection in outcome.admitted.items():
         indexes = selection if isinstance(selection, list) else selection.search(1)
@@ -265,8 +264,14 @@ def _withhold(tx: Any, state: FlushState, unit: Unit, outcome: Outcome) -> None:
     for batch, number, holder in nesting.holders(tx, {unit.batch: numbers}, ()):
         group, index = divmod(number, look.group_size)
         state.held.setdefault((batch, group), {})[index] = statements.as_text(holder) or ""
+    # A batch may have ended after it was read, and then its children, which hold no item any more. So it is read again.
+    latest_look = _look(tx, [unit.batch]).get(unit.batch)
+    if latest_look is not None and latest_look.has_ended:
+        state.seen[unit.batch] = latest_look
+        return _late(state, unit)
     if state.held:
         apply.withhold(state, unit, outcome)
+    return outcome
 
 
 def _write(tx: Any, state: FlushState) -> None:
