@@ -363,7 +363,7 @@ RARE: Final = frozenset(
         *("enlisted-ack", "enlisted-ack-held", "enlisted-fail", "enlisted-skip", "enlisted-open", "enlisted-seal"),
     }
 )
-"""Operations whose pairs only the slow tests run."""
+"""Operations whose pairs only the tests of each night run."""
 LONG: Final = frozenset({"janitor"})
 """A sequence of transactions that share only ids; triples use its parts instead."""
 MANIFOLD: Final = LONG | {"delete", "pay-parents"}

@@ -255,13 +255,13 @@ POLICIES = [
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", POLICIES)
 def test_rare_operations_have_a_serial_outcome(arena: Arena, text: str) -> None:
-    """The pairs with the races that matter most to them; the slow tests have all pairs of rare operations."""
+    """The pairs with the races that matter most to them; those of each night have all pairs of rare operations."""
     find_nothing(arena, text, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.mariadb
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_pairs_of_rare_operations_have_a_serial_outcome(arena: Arena, part: int) -> None:
     explore_rare(arena, part)

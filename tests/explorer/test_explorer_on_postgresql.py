@@ -72,7 +72,8 @@ def test_rare_operations_have_a_serial_outcome(arena: Arena, text: str) -> None:
     find_nothing(arena, text, None)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_pairs_of_rare_operations_have_a_serial_outcome(arena: Arena, part: int) -> None:
     explore_rare(arena, part)
