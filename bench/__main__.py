@@ -22,6 +22,7 @@ QUESTIONS = (
     "wait",
     "overload",
     "stalls",
+    "growth",
     "neighbours",
     "tallies",
     "ordered",
