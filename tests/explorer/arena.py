@@ -60,6 +60,7 @@ class Arena:
         self.profiles: list[Profile] = []
 
     def close(self) -> None:
+        self.abandon()  # one that waits for a lock of another would wait until the server ends that one
         for session in self.all:
             session.close()
         self.database.close()

@@ -337,6 +337,7 @@ def is_predicted(arena: Arena, text: str) -> None:
 
 
 @pytest.mark.mariadb
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("text", PREDICTED)
 def test_predicted_steps_are_those_that_the_database_takes(arena: Arena, text: str) -> None:
     is_predicted(arena, text)
