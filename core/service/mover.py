@@ -101,7 +101,7 @@ class Mover(QueueThread):
                 parents.sweep(self._database, seconds=SWEEP)
         except errors.CoreError as error:
             log.warning("counts_wait", error=str(error))
-        except Exception:  # a bug: the next pass tries again
+        except Exception:  # the thread must survive a bug: nobody else would move what this process has left
             log.exception("move_failed")
         now = time.monotonic()
         with self.wake:

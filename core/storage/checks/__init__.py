@@ -30,6 +30,7 @@ PATIENCE: Final = 10.0
 """Seconds that a write may take."""
 
 _OF_SESSIONS: Final = frozenset({"isolation", "session"})
+"""The findings about the settings of our sessions."""
 _RULES: Final = {"mysql": mariadb.rules, "mariadb": mariadb.rules, "postgresql": postgresql.rules}
 """The checks of servers."""
 
