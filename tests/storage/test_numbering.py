@@ -247,7 +247,7 @@ def test_a_first_migration_that_was_killed_has_chosen(mariadb_url: str, monkeypa
         assert Service(database).batches.open(Opening()).batch.id == 3
 
 
-@pytest.mark.skipif("postgresql" not in KINDS, reason="only PostgreSQL counts ids in a sequence, which a restore may set to a wrong number")
+@pytest.mark.skipif("postgresql" not in KINDS, reason="only a sequence can be restored to a wrong number")
 def test_postgresql_refuses_other_ids(postgresql_url: str) -> None:
     with Database(postgresql_url) as database:
         schema.migrate(database, ids=Numbering(3, 7))
