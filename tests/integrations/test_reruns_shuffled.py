@@ -19,16 +19,21 @@ from tests.integrations.workers import wait_until
 from tests.support.servers import ROOT
 
 PRODUCER = """
-import os, sys, time
+import os, signal, sys, time
 from lastbit import Client
 from lastbit.integrations import fan_out
 
-file, key, count, kind = sys.argv[1:]
+file, key, count, kind, end = sys.argv[1:]
 outbox = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 pages = {f"page-{number}" for number in range(int(count))}
+sent = 0
 
 def send(pairs):
+    global sent
     for item, message in pairs:
+        if sent == int(end):
+            signal.pause()  # until it is killed
+        sent += 1
         time.sleep(0.0005)  # work, so that kills find some
         os.write(outbox, f"{item} {message if kind == 'set' else message[0]}\\n".encode())
     return ()
@@ -50,27 +55,31 @@ class Producer:
         self.outbox.touch()
         self.key = str(uuid.uuid4())
         self._arguments = [sys.executable, "-c", PRODUCER, str(self.outbox), self.key, str(count), kind]
+        self._count = count
         self._environment = {**os.environ, "LASTBIT_URL": client.url, "PYTHONPATH": str(ROOT)}
         self._seed = 0
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[subprocess.Popen[str]]:
+    def running(self, end: int) -> Iterator[subprocess.Popen[str]]:
+        """It waits when it has sent as many messages as `end` says."""
         self._seed += 1
         environment = {**self._environment, "PYTHONHASHSEED": str(self._seed)}
-        with subprocess.Popen(self._arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [*self._arguments, str(end)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        ) as process:
             try:
                 yield process
             finally:
                 process.kill()
 
     def run_until(self, count: int) -> None:
-        """Kill it when as many messages were sent, or a few more."""
-        with self.running() as process:
+        """Kill it when as many messages were sent, or a few more, but never all."""
+        with self.running(end=self._count - 1) as process:
             wait_until(lambda: len(self.sent()) >= count or process.poll() is not None, f"{count} messages are sent")
 
     def run(self) -> str:
         """To its end; the last line of its errors."""
-        with self.running() as process:
+        with self.running(end=self._count) as process:
             _, errors = process.communicate(timeout=120)
             return (errors.splitlines() or [""])[-1]
 
