@@ -1,6 +1,5 @@
-"""Hooks of MkDocs for the documentation's site: the tour of the README is a page, links into the repository become
-plain text, decisions are listed from their folder, commands show their examples, and `llms.txt` lists all pages for
-language models."""
+"""Hooks of MkDocs for the documentation's site: links into the repository become plain text, decisions are listed from
+their folder, commands show their examples, and `llms.txt` lists all pages for language models."""
 
 from __future__ import annotations
 
@@ -11,14 +10,12 @@ from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from lastbit.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-TOUR = "tutorial.md"
-"""The page that `on_files` makes from the README."""
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -26,6 +23,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     decisions = sorted(
         path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/decisions").glob("[0-9]*.md")
     )
+    decisions.insert(0, "decisions.md")
     explanation = next(section["Explanation"] for section in config.nav or [] if "Explanation" in section)
     next(entry for entry in explanation if "Decisions" in entry)["Decisions"] = decisions
     _show_epilogs(cli)
@@ -41,23 +39,6 @@ def _show_epilogs(command: click.Command) -> None:
     if isinstance(command, click.Group):
         for subcommand in command.commands.values():
             _show_epilogs(subcommand)
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the tour, which is a section of the README."""
-    readme = (ROOT / "README.md").read_text()
-    first, rest = readme.partition("## How it works")[::2]
-    text = first.replace("# Lastbit", "# The tour", 1) + "## How it works" + rest.partition("### Look at a batch")[0]
-    files.append(File.generated(config, TOUR, content=_LINK.sub(_from_root, text)))
-    return files
-
-
-def _from_root(match: re.Match[str]) -> str:
-    """Convert a link of the README to a link of a page in docs/."""
-    image, text, target = match.groups()
-    if target.startswith("docs/"):
-        return f"{image}[{text}]({target.removeprefix('docs/')})"
-    return match[0] if "://" in target else text
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -88,8 +69,6 @@ def _entries(entries: Any) -> list[str]:
         return [line for entry in entries for line in _entries(entry)]
     if isinstance(entries, dict):
         return [line for entry in entries.values() for line in _entries(entry)]
-    if entries == TOUR:
-        return ["- [The tour](tutorial/)"]
     title = re.search(r"^# (.+)$", (ROOT / "docs" / entries).read_text(), re.MULTILINE)
     address = "./" if entries == "index.md" else f"{entries.removesuffix('.md')}/"
     return [f"- [{title[1] if title else entries}]({address})"]

@@ -33,6 +33,7 @@ from tests.mutants import mutant
 from tests.support.dockerfile import copied, instructions, let_in, stages
 from tests.support.servers import ROOT, free_port
 from tests.support.wheels import repack, with_dependencies
+from tests.test_docs import blocks
 
 mutants.from_environment()
 
@@ -308,13 +309,13 @@ def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
             "UV_TOOL_DIR": str(tmp_path / "tools"),
             "UV_TOOL_BIN_DIR": str(bin_folder),
         }
-    (arguments,) = re.findall(rf"^{command} (.*lastbit-server)\b", (ROOT / page).read_text(), re.MULTILINE)
+    (arguments,) = re.findall(
+        rf"^{command} (?:--find-links dist )?(.*lastbit-server)\b", (ROOT / page).read_text(), re.MULTILINE
+    )
     result = run(*installer, "--no-index", "--find-links", index, *arguments.split(), **environment)
     assert result.returncode == 0, result.stderr
     python = (bin_folder / "lastbit-server").resolve().with_name("python")
-    _, program, _ = re.findall(
-        r"```python\n(.*?)^```\n\n```text\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    ((program,), (output,)) = (blocks(ROOT / "README.md", language) for language in ("python", "text"))
     port = free_port()
     server = subprocess.Popen(
         [bin_folder / "lastbit-server", "--port", str(port)],
@@ -325,12 +326,12 @@ def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
     try:
         with Client(f"http://127.0.0.1:{port}", retry=Retry(attempts=500, cap=0.2)) as client:
             assert client.events().last == 0
-        for words, output in (
-            ([python, "-c", program[0]], program[1]),
+        for words, printed in (
+            ([python, "-c", program], output),
             ([bin_folder / "lastbit", "verify", "--all"], "1 batch, 3 items: ok\n"),
         ):
             result = run(*words, LASTBIT_URL=f"http://127.0.0.1:{port}")
-            assert (result.returncode, result.stdout) == (0, output), result.stderr
+            assert (result.returncode, result.stdout) == (0, printed), result.stderr
     finally:
         server.terminate()
         server.communicate(timeout=60)
@@ -344,10 +345,10 @@ def test_the_extra_brings_the_service_into_ones_own_process(index: Path, tmp_pat
     installer = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--find-links", index]
     installed = run(*installer, "lastbit[embedded]")
     assert installed.returncode == 0, installed.stderr
-    text = (ROOT / "README.md").read_text()
-    program, output = re.findall(r"```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
-    (tmp_path / "app.py").write_text(program)
-    result = subprocess.run([python, "app.py"], cwd=tmp_path, env=own_environment(), capture_output=True, text=True)
+    program, *_ = blocks(ROOT / "docs/exactly-once.md", "python")
+    (output,) = blocks(ROOT / "docs/exactly-once.md", "text")
+    (tmp_path / "shop.py").write_text(program)
+    result = subprocess.run([python, "shop.py"], cwd=tmp_path, env=own_environment(), capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, output), result.stderr
     code = "from lastbit._server import program; print(program('core.service').Service.__module__)"
     assert run(python, "-c", code).stdout == "lastbit_server.core.service\n"

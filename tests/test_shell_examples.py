@@ -17,7 +17,7 @@ from tests.support.receivers import receiving
 from tests.support.servers import ROOT, running_service
 
 PAGES: Final = (
-    "README.md",
+    "docs/tour.md",
     *(
         f"docs/{name}.md"
         for name in ("access", "cli", "consumer-groups", "database", "events", "jobs", "runbook", "webhooks")
