@@ -45,8 +45,11 @@ log = logging.getLogger("lastbit.integrations")
 
 MOST_TEXT: Final = 1024
 """Maximum characters of a message, as of every label's value."""
-LOOK: Final = 60.0
-"""Seconds between two looks of a worker whether its app has endings."""
+LOOK: Final = 30.0
+"""Most seconds between two looks of a worker whether its app has endings."""
+FIRST_LOOK: Final = 1.0
+"""Seconds until the second look; each pause is twice as long as the one before. Who tries endings out has just started
+a worker."""
 PAUSE: Final = 1.0
 """Seconds until a message that the broker has refused is published again."""
 TTL: Final = 15.0
@@ -221,6 +224,7 @@ class EndingsWorker:
             self._thread.join(PATIENCE)
 
     def _run(self) -> None:
+        pause = min(FIRST_LOOK, LOOK)
         while not self._stopping.is_set():
             try:
                 if self.is_defined():
@@ -231,8 +235,9 @@ class EndingsWorker:
                 log.info("this worker publishes no messages at the end of batches: %s", error)
                 return
             except Exception as error:  # noqa: BLE001  # whatever it is, no other thread would go on
-                log.warning("the messages at the end of batches wait for %.0f s: %r", LOOK, error)
-            self._stopping.wait(LOOK)
+                log.warning("the messages at the end of batches wait for %.0f s: %r", pause, error)
+            self._stopping.wait(pause)
+            pause = min(2 * pause, LOOK)
 
     def is_defined(self) -> bool:
         """Whether the app has endings. Raises `ServiceError`, `ServiceUnreachable`."""

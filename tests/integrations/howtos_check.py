@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import confluent_kafka
@@ -121,8 +122,11 @@ class Reader:
             if block.language == "python":
                 assert block.file, f"the page names no file for this program:\n{block.body}"
                 (self.folder / block.file).write_text(body)
+            elif block.language == "text" and last is None:
+                wait_until(partial(self.has_printed, body.strip()), f"a process prints {body!r}")
             elif block.language == "text":
                 assert last == body
+                last = None  # a second block shows what other processes print
             else:
                 for command in commands(body):
                     if command == BUILD:
@@ -133,6 +137,9 @@ class Reader:
                     else:
                         last = self.run(command)
         assert not pending, "commands that the page no longer has"
+
+    def has_printed(self, text: str) -> bool:
+        return text in self.outputs()
 
     def outputs(self) -> str:
         return "".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.folder.glob("output-*")))
@@ -282,7 +289,7 @@ WORKERS = {
     "celery": "celery -A tasks worker --loglevel INFO",
     "dramatiq": "dramatiq tasks",
     "taskiq": "taskiq worker tasks:broker",
-    "rq": "rq worker --worker-class lastbit.integrations.rq.LastbitWorker",
+    "rq": "rq worker --worker-class tasks.Worker",
 }
 
 

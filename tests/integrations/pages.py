@@ -18,7 +18,8 @@ REDIS = "redis://127.0.0.1:6379"
 
 
 def follow(page: str, folder: Path, redis_url: str, command: Sequence[str], prints: str) -> None:
-    """The producer prints what the page shows. `command`: the module of the worker's command, with its arguments."""
+    """The producer prints what the page shows, and so does the worker when the batch has ended. `command`: the module
+    of the worker's command, with its arguments."""
     path = ROOT / "docs" / page
     tasks, producer = blocks(path, "python")[:2]
     assert REDIS in tasks
@@ -27,12 +28,15 @@ def follow(page: str, folder: Path, redis_url: str, command: Sequence[str], prin
     line = " ".join(command).replace("rq.cli", "rq")
     assert f"\n{line}\n" in path.read_text(), "the page starts the worker with this command"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
-    with workers.running(*command, prints=prints, folder=folder):
+    output, report = blocks(path, "text")
+    with workers.running(*command, prints=prints, folder=folder) as worker:
         process = subprocess.run(
             [sys.executable, "produce.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
         )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout == blocks(path, "text")[0]
+        assert process.returncode == 0, process.stderr
+        assert process.stdout == output
+        # Less than the longest pause of a worker that looks for its app's first ending.
+        workers.wait_until(lambda: report.strip() in "".join(worker.lines), f"the worker prints {report!r}", 25)
 
 
 def run_example(module: str, command: Sequence[str], prints: str) -> str:

@@ -24,6 +24,8 @@ class Workers:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.lines: list[str] = []
+        """What it has printed."""
 
     def kill(self) -> None:
         """End all processes by SIGKILL."""
@@ -55,7 +57,7 @@ def running(*command: str, prints: str, folder: Path = ROOT, **environment: str)
     )
     workers = Workers(process)
     try:
-        wait_until_it_prints(process, prints)
+        wait_until_it_prints(process, prints, lines=workers.lines)
         yield workers
     finally:
         workers.kill()

@@ -62,12 +62,14 @@ def sqlite_file() -> Iterator[str]:
         yield f"sqlite:///{folder}/lastbit.db"
 
 
-def wait_until_it_prints(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
+def wait_until_it_prints(
+    process: subprocess.Popen[str], word: str, seconds: float = 60, lines: list[str] | None = None
+) -> str:
     """Read standard error, or standard output if only that is a pipe, until a line contains `word`; the rest is
-    drained, so that the process never blocks on it."""
+    drained, so that the process never blocks on it. `lines`: a list for all lines, also the later ones."""
     stream = process.stderr or process.stdout
     assert stream is not None
-    lines: list[str] = []
+    lines = [] if lines is None else lines
     is_ready = threading.Event()
 
     def listen() -> None:

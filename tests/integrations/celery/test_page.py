@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ import pytest
 from tests.integrations import pages
 from tests.support.brokers import RedisServer
 from tests.support.examples import Example
-from tests.support.servers import ROOT, running_service, sqlite_file
-from tests.test_docs import blocks
 
 WORKER = ["celery", "-A", "tasks", "worker", "--loglevel", "INFO"]
 
@@ -25,38 +21,6 @@ def test_the_page_runs_as_written(
     monkeypatch.setenv("LASTBIT_URL", celery_service)
     monkeypatch.setenv("PYTHONWARNINGS", "ignore::UserWarning")  # run by root, as in a container
     pages.follow("celery.md", tmp_path, redis.url(4), WORKER, " ready.")
-
-
-def test_the_page_on_endings_runs_as_written(
-    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """docs/endings.md, on a service of its own. The worker's log has the lines of the page, in any order."""
-    page = ROOT / "docs/endings.md"
-    tasks, producer = blocks(page, "python")
-    output, log_lines = blocks(page, "text")
-    (tmp_path / "tasks.py").write_text(tasks.replace(pages.REDIS, redis.url(6)))
-    (tmp_path / "produce.py").write_text(producer)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore::UserWarning")  # run by root, as in a container
-    with sqlite_file() as database, running_service(database) as service:
-        monkeypatch.setenv("LASTBIT_URL", service.url)
-        command = [sys.executable, "produce.py"]
-        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == output
-        command = [sys.executable, "-m", *WORKER]
-        with subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as worker:
-            try:
-                assert worker.stderr is not None
-                expected = set(log_lines.splitlines())
-                for line in worker.stderr:
-                    expected -= {text for text in expected if line.rstrip().endswith(text)}
-                    if not expected:
-                        break
-            finally:
-                worker.terminate()
-                worker.communicate()
-    assert not expected
 
 
 @pytest.mark.nightly
