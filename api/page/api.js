@@ -91,6 +91,7 @@ const tallyPath = (tally) => `/v1/tallies/${encodeURIComponent(tally)}`;
 export const totals = (tally, filter, signal) => get(tallyPath(tally), filter, signal);
 export const total = (tally, key, signal) => get(`${tallyPath(tally)}/${encodeURIComponent(key)}`, {}, signal);
 export const tokens = (signal) => get("/session/tokens", {}, signal);
+export const sections = (signal) => get("/session/sections", {}, signal);
 export const feed = (filter, signal) => get("/v1/events", filter, signal);
 export const commands = (filter, signal) => get("/v1/commands", filter, signal);
 

@@ -9,14 +9,15 @@ import { askToEdit } from "./edit.js";
 import { count, duration, isLive, number, percent, rate, since, soFar, title, until } from "./format.js";
 import { chart } from "./history.js";
 import { follow, Pace, repeat } from "./live.js";
+import { canNotify, dontNotify, isAsked, notifyAtEnd } from "./notify.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
-import { labelLinks, progressBar, resolvedOf, stateMark, trouble } from "./pieces.js";
+import { labelLinks, progressBar, resolvedOf, stateMark, stateName, trouble } from "./pieces.js";
 import { reasonsPanel } from "./reasons.js";
 import { askToReopen, canReopen } from "./reopen.js";
 import { isLimited, may } from "./session.js";
 import { ancestors, children, childrenPanel, showAncestors } from "./tree.js";
-import { field } from "./views.js";
+import { field, skeleton } from "./views.js";
 
 const STEP = 12;
 const MOST = 1000;
@@ -63,6 +64,7 @@ export function batchView(main, id) {
   const about = make("p.facts.about");
   const reason = make("p.quiet.quoted", { hidden: true });
   const labels = make("div");
+  const notify = make("button", { type: "button", hidden: true, onclick: askToNotify }, "Notify me");
   const edit = make("button", { type: "button", hidden: true, onclick: () => askToEdit(batch, changed) }, "Edit…");
   const seal = make("button", { type: "button", hidden: true, onclick: askToSeal }, "Seal…");
   const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel…");
@@ -96,13 +98,14 @@ export function batchView(main, id) {
   );
   main.append(
     above,
-    make("div.title", {}, name, state.node, make("div.actions", {}, edit, seal, cancel, reopen)),
+    make("div.title", {}, name, state.node, make("div.actions", {}, notify, edit, seal, cancel, reopen)),
     about,
     reason,
     labels,
     wrong.node,
     body,
   );
+  const waiting = skeleton(main);
 
   const looking = repeat(look, failedToLook);
   // Acks don't change these, so they are fetched less often.
@@ -141,6 +144,7 @@ export function batchView(main, id) {
     }
     const areCurrent = await reasons.look(now, signal);
     body.hidden = false;
+    waiting.remove();
     wrong.clear();
     return isLive(now) || !areCurrent || (isRedriven && now.failed > 0);
   }
@@ -174,6 +178,7 @@ export function batchView(main, id) {
   }
 
   function failedToLook(error) {
+    waiting.remove();
     if (error.code !== "batch_not_found") {
       wrong.show(error);
       // The last counts stay, below the message; a rate or an estimate would look current.
@@ -186,7 +191,8 @@ export function batchView(main, id) {
     aside.stop();
     wrong.clear();
     body.hidden = true;
-    edit.hidden = seal.hidden = cancel.hidden = reopen.hidden = true;
+    notify.hidden = edit.hidden = seal.hidden = cancel.hidden = reopen.hidden = true;
+    document.title = `No batch ${id} · Lastbit`;
     state.node.hidden = true;
     labels.hidden = reason.hidden = true;
     setText(name, `There is no batch ${id}`);
@@ -203,9 +209,11 @@ export function batchView(main, id) {
   }
 
   function showHead() {
-    document.title = `${title(batch)} · Lastbit`;
+    document.title = [brief(), title(batch), "Lastbit"].filter(Boolean).join(" · ");
     setText(name, title(batch));
     state.update(batch);
+    notify.hidden = !isLive(batch) || !canNotify();
+    notify.setAttribute("aria-pressed", isAsked(id));
     seal.hidden = batch.state !== "open" || !may("produce");
     edit.hidden = cancel.hidden = !isLive(batch) || !may("produce");
     reopen.hidden = !canReopen(batch);
@@ -222,6 +230,12 @@ export function batchView(main, id) {
     bar.update(batch);
     showShare();
     showNumbers();
+  }
+
+  // How the batch is, for the browser's tab.
+  function brief() {
+    if (!isLive(batch)) return stateName(batch);
+    return batch.items ? `${percent(resolvedOf(batch), batch.items)} %` : null;
   }
 
   function times() {
@@ -342,6 +356,15 @@ export function batchView(main, id) {
   function changed() {
     looking.now();
     aside.now();
+  }
+
+  async function askToNotify() {
+    if (isAsked(id)) dontNotify(id);
+    else if (!(await notifyAtEnd(id))) {
+      notify.disabled = true;
+      setText(notify, "This browser blocks notifications");
+    }
+    notify.setAttribute("aria-pressed", isAsked(id));
   }
 
   function askToSeal() {

@@ -59,8 +59,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
 
   const resized = new ResizeObserver(draw);
   resized.observe(node);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  dark.addEventListener("change", draw);
+  addEventListener("theme", draw);
 
   function layOut() {
     const width = field.clientWidth;
@@ -193,7 +192,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
     },
     stop() {
       resized.disconnect();
-      dark.removeEventListener("change", draw);
+      removeEventListener("theme", draw);
       node.remove();
     },
   };

@@ -10,7 +10,10 @@ const OUTCOMES = ["succeeded", "failed", "exceeded"];
 const NAMES = ["state", "outcome", "key", "key_prefix", "label", "opened_after", "opened_before", "parent"];
 
 export const readFilter = (parameters) =>
-  Object.fromEntries(NAMES.map((name) => [name, name === "label" ? parameters.getAll(name) : (parameters.get(name) ?? "")]));
+  Object.fromEntries([...NAMES, "by"].map((name) => [name, name === "label" ? parameters.getAll(name) : (parameters.get(name) ?? "")]));
+
+// The filter as the service takes it: the order of the list, `by`, is only part of the address.
+export const queryOf = ({ by, ...query }) => query;
 
 export const filterAddress = (filter) => address("/", filter);
 
@@ -81,6 +84,12 @@ export function filterForm() {
     return make("li", {}, make("a", { href: filterAddress({ ...filter, ...without }), "aria-label": `Without the ${word}`, "data-key": word }, word.replace("label ", "")));
   }
 
+  function fillTimes() {
+    after.value = localTime(filter.opened_after);
+    until.value = localTime(filter.opened_before);
+  }
+  addEventListener("preference", fillTimes);
+
   // Without counts (null), the tabs have only names.
   function showCounts(counts) {
     before = [counts, filter];
@@ -97,16 +106,15 @@ export function filterForm() {
     node,
     showCounts,
     show(now) {
-      const isSame = filterAddress({ ...now, state: "" }) === filterAddress({ ...before[1], state: "" });
+      const isSame = filterAddress({ ...now, state: "", by: "" }) === filterAddress({ ...before[1], state: "", by: "" });
       filter = now;
       if (!timer) {
         // What is being typed is newer than the address.
         if (key.value !== filter.key_prefix) key.value = filter.key_prefix;
         outcome.value = OUTCOMES.includes(filter.outcome) ? filter.outcome : "";
-        after.value = localTime(filter.opened_after);
-        until.value = localTime(filter.opened_before);
+        fillTimes();
       }
-      // A state has no influence on the counts; the counts of another filter would mislead.
+      // State and order have no influence on the counts; the counts of another filter would mislead.
       showCounts(isSame ? before[0] : null);
       const others = [
         ...(filter.key ? [chip(`key ${filter.key}`, { key: "" })] : []),
@@ -116,6 +124,9 @@ export function filterForm() {
       chips.hidden = !others.length;
       fill(chips, others);
     },
-    stop: () => clearTimeout(timer),
+    stop() {
+      clearTimeout(timer);
+      removeEventListener("preference", fillTimes);
+    },
   };
 }

@@ -1,9 +1,9 @@
 // Numbers, times and items in readable form.
 
-import { make } from "./dom.js";
+import { make, setText } from "./dom.js";
+import { preferred } from "./preferences.js";
 
 const NUMBER = new Intl.NumberFormat("en");
-const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
 export const number = (value) => NUMBER.format(value);
 
@@ -41,35 +41,64 @@ const relative = (node) => {
   return node.dataset.ahead === undefined ? age(ago) : wait(-ago);
 };
 
+const pad = (part, digits = 2) => String(part).padStart(digits, "0");
+const isUtc = () => preferred("zone") === "UTC";
+
+// The parts of a time in the user's zone.
+function parts(at) {
+  const get = (part) => at[`get${isUtc() ? "UTC" : ""}${part}`]();
+  const day = [pad(get("FullYear"), 4), pad(get("Month") + 1), pad(get("Date"))].join("-");
+  return { day, minute: `${pad(get("Hours"))}:${pad(get("Minutes"))}`, second: pad(get("Seconds")) };
+}
+
+function offset(at) {
+  const minutes = -at.getTimezoneOffset();
+  const size = Math.abs(minutes);
+  return `${minutes < 0 ? "−" : "+"}${pad(Math.floor(size / 60))}:${pad(size % 60)}`;
+}
+
+// The one form of a time: 2026-05-04 17:30:00, or with UTC behind it.
+function dateTime(at) {
+  const { day, minute, second } = parts(at);
+  return `${day} ${minute}:${second}${isUtc() ? " UTC" : ""}`;
+}
+
+// A time is an age or a remaining time, with the date as its title; or the other way round, as the user prefers.
+function showTime(node) {
+  const at = new Date(node.dateTime);
+  const isDated = node.dataset.dated !== undefined || preferred("times") === "dates";
+  setText(node, isDated ? dateTime(at) : relative(node));
+  const words = isDated ? relative(node) : `${dateTime(at)}${isUtc() ? "" : ` ${offset(at)}`}`;
+  if (node.title !== words) node.title = words;
+}
+
 function time(moment, data) {
-  const node = make("time", { datetime: moment, title: MOMENT.format(new Date(moment)), ...data });
-  node.textContent = relative(node);
+  const node = make("time", { datetime: moment, ...data });
+  showTime(node);
   return node;
 }
 
-// An age or a remaining time that is updated (see keepAges); its title is the exact time.
+// A time in the past or in the future. `keepTimes` updates both.
 export const since = (moment) => time(moment, {});
 export const until = (moment) => time(moment, { "data-ahead": true });
 
-const pad = (part) => String(part).padStart(2, "0");
+// The parts of a text of the service, with its times in the user's zone.
+export const withTimes = (text) =>
+  text.split(/(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)/).map((part, place) => (place % 2 ? time(part.replace(" UTC", "Z").replace(" ", "T"), { "data-dated": true }) : part));
 
-// The value of a field of local time, and back.
+// The value of a field of time, which is in the user's zone, and back.
 export function localTime(moment) {
   const at = new Date(moment);
   if (Number.isNaN(at.getTime())) return "";
-  const day = `${String(at.getFullYear()).padStart(4, "0")}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
-  return `${day}T${pad(at.getHours())}:${pad(at.getMinutes())}`;
+  const { day, minute } = parts(at);
+  return `${day}T${minute}`;
 }
-export const utcTime = (local) => (local ? new Date(local).toISOString().replace(".000Z", "Z") : "");
+export const utcTime = (local) => (local ? new Date(`${local}${isUtc() ? "Z" : ""}`).toISOString().replace(".000Z", "Z") : "");
 
-export function keepAges() {
-  setInterval(() => {
-    if (document.hidden) return;
-    for (const node of document.querySelectorAll("time")) {
-      const text = relative(node);
-      if (node.textContent !== text) node.textContent = text;
-    }
-  }, 5000);
+export function keepTimes() {
+  const showAll = () => document.querySelectorAll("time").forEach(showTime);
+  addEventListener("preference", showAll);
+  setInterval(() => document.hidden || showAll(), 5000);
 }
 
 // A percentage such as 99.95 %. It is 100 only when all is done and 0 only when nothing is.

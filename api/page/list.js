@@ -3,21 +3,45 @@
 import * as api from "./api.js";
 import { askToCancelAll, canMatchLive } from "./bulk-cancel.js";
 import { fill, make, say, setText } from "./dom.js";
-import { filterAddress, filterForm, isNarrow, readFilter } from "./filter.js";
+import { filterAddress, filterForm, isNarrow, queryOf, readFilter } from "./filter.js";
 import { isLive, number, percent, since, soFar, title } from "./format.js";
 import { follow, repeat } from "./live.js";
-import { amounts, labelLinks, progressBar, resolvedOf, stateMark, trouble } from "./pieces.js";
+import { sorted } from "./order.js";
+import { labelLinks, noItems, progressBar, resolvedOf, stateMark, trouble } from "./pieces.js";
 import { may, needsToken } from "./session.js";
+import { skeleton } from "./views.js";
 
 const STEP = 50;
+const SORTED = 200; // rows that are loaded at first in another order than the service's
 const MOST = 1000;
 const HOPS = 10;
 const BETWEEN_COUNTS = 1000;
+
+// Each column with its heading, and whether the first click on it shows the least first.
+const COLUMNS = [
+  ["key", "Batch", true],
+  ["state", "State", true],
+  ["done", "Progress", false],
+  ["items", "Items", false],
+  ["failed", "Failed", false],
+  ["opened", "Opened", false],
+  ["changed", "Last change", false],
+];
+const NEWEST = { key: "opened", isRising: false };
+
+// An order in the address is a column's name, with a minus for the other way round than its first.
+function readOrder(text) {
+  const found = COLUMNS.find(([key]) => key === text.replace(/^-/, ""));
+  return found ? { key: found[0], isRising: found[2] !== text.startsWith("-") } : NEWEST;
+}
+
+const isNewestFirst = ({ key, isRising }) => key === NEWEST.key && isRising === NEWEST.isRising;
 
 export function listView(main) {
   document.title = "Batches · Lastbit";
   let filter = readFilter(new URLSearchParams());
   let shownFilter = null; // of the rows that are on the page
+  let order = NEWEST;
   let superseded = new AbortController(); // of the requests for this filter
   let wanted = STEP;
   let counting = 0;
@@ -25,10 +49,14 @@ export function listView(main) {
   const form = filterForm();
   const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel these…");
   const wrong = trouble();
-  const list = make("ol.batches", { "aria-label": "Batches" });
+  const heads = make("div.heads", { role: "row" });
+  const list = make("div", { role: "rowgroup" });
+  const table = make("div.batches", { role: "table", "aria-label": "Batches", hidden: true }, make("div", { role: "rowgroup" }, heads), list);
+  const partly = make("p.quiet.partly", { hidden: true });
   const empty = make("div.empty", { hidden: true });
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Show more");
-  main.append(make("div.title", {}, make("h1", {}, "Batches"), make("div.actions", {}, cancel)), form.node, wrong.node, list, empty, more);
+  main.append(make("div.title", {}, make("h1", {}, "Batches"), make("div.actions", {}, cancel)), form.node, wrong.node, partly, table, empty, more);
+  const waiting = skeleton(main);
 
   const looking = repeat(look, failedToLook);
   // Counting many batches takes longer than listing some, so it is done at most once a second.
@@ -55,7 +83,7 @@ export function listView(main) {
   }
 
   async function count(signal) {
-    const found = await unlessSuperseded(({ state, ...asked }, stop) => api.counts(asked, stop), signal);
+    const found = await unlessSuperseded(({ state, ...asked }, stop) => api.counts(queryOf(asked), stop), signal);
     if (found) form.showCounts(found);
     return false;
   }
@@ -63,7 +91,7 @@ export function listView(main) {
   const canCancel = () => may("produce") && isNarrow(filter) && canMatchLive(filter);
 
   function askToCancel() {
-    askToCancelAll(filter, () => {
+    askToCancelAll(queryOf(filter), () => {
       looking.now();
       counts.now();
     });
@@ -88,7 +116,7 @@ export function listView(main) {
     let cursor = null;
     // With some filters, an empty page isn't necessarily the last.
     for (let hop = 0; hop < HOPS && batches.length < wanted; hop++) {
-      const page = await api.batches({ ...asked, limit: wanted - batches.length, cursor }, signal);
+      const page = await api.batches({ ...queryOf(asked), limit: wanted - batches.length, cursor }, signal);
       batches.push(...page.batches);
       cursor = page.next;
       if (cursor === null) break;
@@ -97,15 +125,31 @@ export function listView(main) {
   }
 
   function failedToLook(error) {
+    waiting.remove();
     wrong.show(error);
     // Rows of the previous filter would look like results of this one.
     if (shownFilter === filter) return;
     rows.clear();
     list.replaceChildren();
-    list.hidden = empty.hidden = more.hidden = true;
+    table.hidden = partly.hidden = empty.hidden = more.hidden = true;
   }
 
-  function show(found, isMore) {
+  function showHeads() {
+    fill(
+      heads,
+      COLUMNS.map(([key, word, isRising]) => {
+        const isChosen = key === order.key;
+        const by = isChosen && order.isRising === isRising ? `-${key}` : key;
+        const sort = isChosen ? (order.isRising ? "ascending" : "descending") : null;
+        const href = filterAddress({ ...filter, by: isNewestFirst(readOrder(by)) ? "" : by });
+        return make("span", { role: "columnheader", "aria-sort": sort }, make("a", { href, "data-key": `order ${key}` }, word));
+      }),
+    );
+  }
+
+  function show(all, isMore) {
+    const found = isNewestFirst(order) ? all : sorted(all, order.key, order.isRising);
+    const focused = list.contains(document.activeElement) ? document.activeElement : null;
     const ids = new Set(found.map((batch) => batch.id));
     for (const [id, row] of rows) {
       if (!ids.has(id)) {
@@ -119,8 +163,13 @@ export function listView(main) {
       row.update(batch);
       if (list.children[place] !== row.node) list.insertBefore(row.node, list.children[place] ?? null);
     });
+    // A row that has moved has lost the focus.
+    if (focused?.isConnected) focused.focus({ preventScroll: true });
+    waiting.remove();
     cancel.hidden = !canCancel() || !(found.length || isMore);
-    list.hidden = !found.length;
+    table.hidden = !found.length;
+    partly.hidden = !isMore || !found.length || isNewestFirst(order);
+    setText(partly, `Only the newest ${number(found.length)} batches are in this order; older ones are not loaded.`);
     empty.hidden = found.length > 0;
     if (!found.length) fill(empty, emptiness(filter, isMore));
     more.hidden = !isMore || wanted >= MOST;
@@ -129,10 +178,12 @@ export function listView(main) {
   return {
     show(parameters) {
       filter = readFilter(parameters);
+      order = readOrder(filter.by);
       superseded.abort();
       superseded = new AbortController();
-      wanted = STEP;
+      wanted = isNewestFirst(order) ? STEP : SORTED;
       form.show(filter);
+      showHeads();
       if (!canCancel()) cancel.hidden = true;
       looking.now();
       counts.now();
@@ -151,25 +202,29 @@ function batchRow(batch) {
   const state = stateMark();
   const bar = progressBar();
   const share = make("span.share");
-  const numbers = make("span.numbers");
+  const amount = make("span");
   const failed = make("span.failures");
-  const when = make("span.when");
+  const changed = make("span.when");
+  const what = make(
+    "div.what",
+    { role: "rowheader" },
+    make("a.name", { href: `#/batches/${batch.id}`, title: title(batch) }, title(batch)),
+    batch.key ? make("span.id", {}, batch.id) : null,
+  );
   let moment = "";
-  let labels = labelLinks(batch);
-  let labelled = JSON.stringify(batch.labels);
+  let labels = null;
+  let labelled = "";
+  const cell = (name, ...content) => make(`div.${name}`, { role: "cell" }, ...content);
   const node = make(
-    "li.batch",
-    { "data-batch": batch.id },
-    make(
-      "div.what",
-      {},
-      make("a.name", { href: `#/batches/${batch.id}` }, title(batch)),
-      batch.key ? make("span.id", {}, `batch ${batch.id}`) : null,
-    ),
-    state.node,
-    make("div.far", {}, bar.node, share),
-    make("p.facts", {}, numbers, failed, when),
-    labels,
+    "div.batch",
+    { role: "row", "data-batch": batch.id },
+    what,
+    cell("in-state", state.node),
+    cell("far", bar.node, share),
+    cell("items", amount),
+    cell("in-failed", failed),
+    cell("opened", make("span.when", {}, since(batch.created_at))),
+    cell("changed", changed),
   );
   return {
     node,
@@ -179,18 +234,17 @@ function batchRow(batch) {
         labelled = labelledNow;
         labels?.remove();
         labels = labelLinks(now);
-        if (labels) node.append(labels);
+        if (labels) what.append(labels);
       }
       state.update(now);
       bar.update(now);
       setText(share, now.items ? `${percent(resolvedOf(now), now.items)} %${soFar(now)}` : "");
-      setText(numbers, amounts(now));
+      setText(amount, now.items ? `${number(resolvedOf(now))} of ${number(now.items)}` : noItems(now));
       setText(failed, now.failed ? `${number(now.failed)} failed` : "");
       const at = now.ended_at ?? now.updated_at;
       if (at !== moment) {
         moment = at;
-        if (now.ended_at) when.replaceChildren("ended ", since(at));
-        else when.replaceChildren("opened ", since(now.created_at), ", changed ", since(at));
+        changed.replaceChildren(since(at));
       }
     },
   };

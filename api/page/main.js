@@ -5,13 +5,16 @@ import { groupsView, groupView } from "./consumer-groups.js";
 import { showDialog } from "./dialogs.js";
 import { fill, make } from "./dom.js";
 import { commandsView, feedView } from "./feed.js";
-import { keepAges } from "./format.js";
+import { keepTimes } from "./format.js";
 import { itemView } from "./item.js";
+import { listenForKeys } from "./keys.js";
 import { listView } from "./list.js";
 import { showSections } from "./nav.js";
+import { resumeNotifying } from "./notify.js";
 import { trouble } from "./pieces.js";
 import { instancesView, instanceView, processesView } from "./processes.js";
 import { look, signInView, signOut } from "./session.js";
+import { showSettings } from "./settings.js";
 import { stuckView } from "./stuck.js";
 import { talliesView, tallyView, totalView } from "./tallies.js";
 import { tokensView } from "./tokens.js";
@@ -104,8 +107,10 @@ async function start() {
       await new Promise((over) => setTimeout(over, pause));
     }
   }
-  if (signedIn) route();
-  else askForToken();
+  if (signedIn) {
+    resumeNotifying();
+    route();
+  } else askForToken();
 }
 
 function askForToken() {
@@ -138,5 +143,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 addEventListener("hashchange", route);
-keepAges();
+document.getElementById("settings").addEventListener("click", showSettings);
+keepTimes();
+listenForKeys();
 start();

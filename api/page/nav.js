@@ -1,34 +1,83 @@
-// The sections of the page: their links, for those that the session may read, and which one is open.
+// The sections of the page: their links, for those that the session may read and that have something in them, and which
+// one is open.
 
+import * as api from "./api.js";
 import { fill, make } from "./dom.js";
+import { number } from "./format.js";
+import { repeat } from "./live.js";
 import { isLimited, may } from "./session.js";
+
+const EVERY = 30_000;
+const STUCK = 600; // seconds without a change, as the section shows at first
 
 const everybody = () => true;
 const unlimited = () => !isLimited();
 const operators = () => may("admin") && !isLimited();
+const ifUsed = (section) => () => !isLimited() && used.includes(section);
 
 const SECTIONS = [
   ["batches", "Batches", "#/", everybody],
   ["stuck", "Stuck", "#/stuck", everybody],
-  ["processes", "Processes", "#/processes", unlimited],
-  ["commands", "Commands", "#/commands", unlimited],
-  ["consumer-groups", "Consumer groups", "#/consumer-groups", unlimited],
-  ["tallies", "Tallies", "#/tallies", unlimited],
   ["feed", "Feed", "#/feed", everybody],
+  ["processes", "Processes", "#/processes", ifUsed("processes")],
+  ["commands", "Commands", "#/commands", ifUsed("commands")],
+  ["consumer-groups", "Consumer groups", "#/consumer-groups", ifUsed("consumer-groups")],
+  ["tallies", "Tallies", "#/tallies", ifUsed("tallies")],
   ["webhooks", "Webhooks", "#/webhooks", operators],
   ["tokens", "Tokens", "#/tokens", operators],
 ];
 
+let used = []; // the sections that have something in them
+let stuck = ""; // the number of stuck batches, if there are any
+let counted = -Infinity; // when they were counted, which takes longer than the rest
+let open = null;
+let looking = null;
+
 // `path` is that of the open view; null while nobody is signed in.
 export function showSections(path) {
+  open = path === null ? null : path.split("/")[1] || "batches";
+  if (open === null) {
+    looking?.stop();
+    looking = null;
+    used = [];
+    stuck = "";
+    counted = -Infinity;
+  }
+  draw();
+  if (open === null) return;
+  // A view says itself when the service doesn't answer.
+  looking ??= repeat(look, () => {}, EVERY);
+  looking.now();
+}
+
+async function look(signal) {
+  if (unlimited()) used = (await api.sections(signal)).sections;
+  draw();
+  if (performance.now() - counted >= EVERY) {
+    const { total, exact } = await api.counts({ unchanged_for: STUCK }, signal);
+    counted = performance.now();
+    stuck = total ? `${number(total)}${exact ? "" : "+"}` : "";
+    draw();
+  }
+  return true;
+}
+
+function draw() {
   const node = document.getElementById("sections");
-  node.hidden = path === null;
-  if (path === null) return node.replaceChildren();
-  const open = path.split("/")[1] || "batches";
+  const shown = open === null ? [] : SECTIONS.filter(([section, , , isShown]) => section === open || isShown());
+  const version = JSON.stringify([open, stuck, shown.map(([section]) => section)]);
+  if (node.dataset.version === version) return;
+  node.dataset.version = version;
+  node.hidden = open === null;
   fill(
     node,
-    SECTIONS.filter(([, , , isShown]) => isShown()).map(([section, word, href]) =>
-      make("a", { href, "data-key": section, "aria-current": section === open ? "page" : null }, word),
+    shown.map(([section, word, href]) =>
+      make(
+        "a",
+        { href, "data-key": section, "aria-current": section === open ? "page" : null },
+        word,
+        ...(section === "stuck" && stuck ? [" ", make("span.tab-count", {}, stuck)] : []),
+      ),
     ),
   );
   const current = node.querySelector("[aria-current]");

@@ -3,7 +3,7 @@
 import { ask } from "./dialogs.js";
 import * as api from "./api.js";
 import { dotted, fill, make, say } from "./dom.js";
-import { count, itemId, number, since, until } from "./format.js";
+import { count, itemId, number, since, until, withTimes } from "./format.js";
 import { itemTools } from "./items.js";
 import { reasonMark } from "./pieces.js";
 import { may } from "./session.js";
@@ -48,7 +48,7 @@ export function whyPanel() {
     show(found) {
       if (found.done) return hide();
       const texts = found.reasons.filter(({ code }) => code !== "webhook_not_delivered").map(({ text }) => text);
-      draw(texts, () => make("ul.reasons", {}, texts.map((text) => make("li", {}, text))));
+      draw(texts, () => make("ul.reasons", {}, texts.map((text) => make("li", {}, withTimes(text)))));
     },
   };
 }

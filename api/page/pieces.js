@@ -66,7 +66,7 @@ export const resolvedOf = (batch) => batch.items - batch.pending;
 
 const skippedOf = (batch) => (batch.skipped ? `, ${number(batch.skipped)} skipped` : "");
 
-const noItems = (batch) => (isLive(batch) ? "no items yet" : "no items");
+export const noItems = (batch) => (isLive(batch) ? "no items yet" : "no items");
 
 // Why an item failed. A reason may be missing, and it may be empty.
 export const EMPTY = "an empty reason";

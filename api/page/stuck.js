@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { make, setText } from "./dom.js";
 import { count, number, percent, since, title } from "./format.js";
 import { smallLine } from "./history.js";
+import { sorted } from "./order.js";
 import { resolvedOf, stateMark } from "./pieces.js";
 import { address, choices, polled, table } from "./views.js";
 
@@ -15,12 +16,7 @@ const PERIODS = [
   [3600, "1 h"],
   [86_400, "1 d"],
 ];
-const ORDERS = {
-  changed: ["last change", (batch) => Date.parse(batch.updated_at)],
-  pending: ["pending", (batch) => -batch.pending],
-  failed: ["failed", (batch) => -batch.failed],
-  done: ["most done", (batch) => -(batch.items ? resolvedOf(batch) / batch.items : 0)],
-};
+const ORDERS = { changed: "last change", pending: "pending", failed: "failed", done: "most done" };
 
 export function stuckView(main) {
   let period = 600;
@@ -46,8 +42,7 @@ export function stuckView(main) {
       if (cursor === null) break;
     }
     if (asked[0] !== period || asked[1] !== order) return;
-    const [, key] = ORDERS[order];
-    list.draw(found.sort((one, other) => key(one) - key(other) || one.id - other.id));
+    list.draw(sorted(found, order, order === "changed"));
     list.node.hidden = !found.length;
     none.hidden = found.length > 0 || cursor !== null;
     rest.hidden = cursor === null;
@@ -61,7 +56,7 @@ export function stuckView(main) {
       order = Object.hasOwn(ORDERS, parameters.get("by") ?? "") ? parameters.get("by") : "changed";
       const to = (change) => address("/stuck", { for: period, by: order, ...change });
       periods.show(PERIODS, period, (value) => to({ for: value }));
-      orders.show(Object.entries(ORDERS).map(([name, [word]]) => [name, word]), order, (name) => to({ by: name }));
+      orders.show(Object.entries(ORDERS), order, (name) => to({ by: name }));
       view.show();
     },
     stop: view.stop,

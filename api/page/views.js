@@ -11,18 +11,31 @@ const EVERY = 2000;
 export function polled(main, { heading, up = null, actions = [], every = EVERY }, look) {
   document.title = `${heading} · Lastbit`;
   const wrong = trouble();
+  const waiting = skeleton(main);
   const looking = repeat(
     async (signal) => {
       await look(signal);
+      waiting.remove();
       wrong.clear();
       return true;
     },
-    wrong.show,
+    (error) => {
+      waiting.remove();
+      wrong.show(error);
+    },
     every,
   );
   const title = make("div.title", {}, make("h1", {}, heading), make("div.actions", {}, actions));
   main.append(...[up && make("p.up", {}, up), title, wrong.node].filter(Boolean));
   return { looking, wrong, show: () => looking.now(), stop: () => looking.stop() };
+}
+
+// Grey lines at the end of the view until its first answer is there.
+export function skeleton(main) {
+  const node = make("div.skeleton", { role: "status", "aria-label": "Loading" }, Array.from({ length: 6 }, () => make("span")));
+  // After what the view itself appends.
+  queueMicrotask(() => main.append(node));
+  return node;
 }
 
 // Fills a node with lines, one an entry, and only when the entries have changed.

@@ -1,4 +1,5 @@
-"""The routes by which the page signs in with a token and gets a session cookie. They are not part of the contract."""
+"""The routes for the page alone: it signs in with a token and gets a session cookie, and asks which sections to show.
+They are not part of the contract."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from api.access.rules import Access, digest_of, needs, open_to_all, unauthorized
 from api.access.sessions import cookie
+from api.routes.batches import service_of
 from api.routes.fields import Body
 from api.routes.route import JsonRoute, PrefixedRouter
 from lastbit.tokens import LONGEST, Role, Token
@@ -43,6 +45,12 @@ class KnownToken(BaseModel):
 
 class KnownTokens(BaseModel):
     tokens: list[KnownToken]
+
+
+class Sections(BaseModel):
+    """The sections of the page that have something in them, besides those that are always shown."""
+
+    sections: list[str]
 
 
 def _access(request: Request) -> Access:
@@ -98,6 +106,14 @@ def known_tokens(request: Request) -> KnownTokens:
             for token in _access(request).tokens.all()
         ]
     )
+
+
+@router.get("/sections")
+@needs(Role.READ)
+def sections(request: Request) -> Sections:
+    """By their names in the page's addresses."""
+    found = service_of(request).in_use()._asdict()
+    return Sections(sections=[name.replace("_", "-") for name, is_used in found.items() if is_used])
 
 
 @router.delete("", status_code=204)

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
+from core.service import in_use
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
 from core.service.batches import BatchService
 from core.service.consumer_groups import ConsumerGroupService
 from core.service.enlisted import EnlistedService
 from core.service.feed import FeedService
+from core.service.in_use import InUse
 from core.service.processes import ProcessService
 from core.service.reads import MAX_WAITING, ReadService
 from core.service.tallies import TallyService
@@ -64,6 +66,10 @@ class Service:
         """Raise `errors.Unavailable` if the database can't be reached, `Misconfigured` if its schema is older than this
         code."""
         self.database.read(schema.check)
+
+    def in_use(self) -> InUse:
+        """Which kinds of things there are, besides batches."""
+        return self.database.read(in_use.read)
 
     def stop(self) -> None:
         """Answer the acks in progress, accept no more, and close the connections."""

@@ -46,6 +46,12 @@ def test_an_entry_counts_once_however_often_it_comes(http: httpx.Client) -> None
     }
 
 
+def test_the_page_is_told_that_there_are_tallies(http: httpx.Client) -> None:
+    """In this statement, the kinds of databases differ."""
+    apply(http, "seen", entry(1))
+    assert "tallies" in http.get("/session/sections").json()["sections"]
+
+
 def test_each_source_has_its_own_guard(http: httpx.Client) -> None:
     """Topic, partition and generation; the value is the sum over all."""
     sources = [entry(9), entry(9, partition=1), entry(3, topic="bolts"), entry(0, generation=1)]

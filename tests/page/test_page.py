@@ -109,7 +109,7 @@ def test_a_new_batch_appears_and_its_progress_moves(page: Page, api: httpx.Clien
     expect(batch_row.locator(".state")).to_have_text("open")
     expect(batch_row.get_by_role("img")).to_have_accessible_name("0 % resolved: 0 acked, 0 failed, 4 pending")
     ack(api, f"{batch}:0:0", f"{batch}:0:2")
-    expect(batch_row).to_contain_text("2 of 4 items")
+    expect(batch_row).to_contain_text("2 of 4")
     expect(batch_row).to_contain_text("50 %")
     fail(api, "why", f"{batch}:0:1")
     expect(batch_row.get_by_role("img")).to_have_accessible_name("75 % resolved: 2 acked, 1 failed, 1 pending")
@@ -117,7 +117,7 @@ def test_a_new_batch_appears_and_its_progress_moves(page: Page, api: httpx.Clien
     ack(api, f"{batch}:0:3")
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     expect(batch_row.locator(".state")).to_have_text("complete")
-    expect(batch_row).to_contain_text("all 4 items")
+    expect(batch_row).to_contain_text("4 of 4")
     expect(page.locator("#said")).to_have_text(f"Batch {batch} is complete")
 
 
@@ -272,7 +272,7 @@ def test_a_batchs_numbers_follow_its_progress(page: Page, api: httpx.Client, ser
     batch = open_batch(api, key="looked at", items=6, group_size=64, labels={"team": "search"})
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(page.get_by_role("heading", level=1)).to_have_text("looked at")
-    expect(page).to_have_title("looked at · Lastbit")
+    expect(page).to_have_title("0 % · looked at · Lastbit")
     expect(numbers(page, "pending")).to_have_text("6")
     expect(panel(page, "pending").locator(".range")).to_have_text([f"{batch}:0:0 – {batch}:0:5"])
     expect(panel(page, "events").locator(".event")).to_have_text(["opened"])
@@ -280,6 +280,7 @@ def test_a_batchs_numbers_follow_its_progress(page: Page, api: httpx.Client, ser
     expect(page.locator(".big .words")).to_contain_text("not sealed yet")
     ack(api, f"{batch}:0:1", f"{batch}:0:2")
     expect(numbers(page, "acked")).to_have_text("2")
+    expect(page).to_have_title("33 % · looked at · Lastbit")
     expect(panel(page, "pending").locator(".range")).to_have_text([f"{batch}:0:0", f"{batch}:0:3 – {batch}:0:5"])
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     expect(page.locator(".title .state")).to_have_text("sealed")
@@ -290,6 +291,7 @@ def test_a_batchs_numbers_follow_its_progress(page: Page, api: httpx.Client, ser
     expect(page.locator(".title .state")).to_have_text("succeeded")
     expect(page.locator(".big")).to_contain_text("100")
     expect(page.locator(".big .words")).to_have_text("everything is acked")
+    expect(page).to_have_title("succeeded · looked at · Lastbit")
     expect(panel(page, "pending")).to_be_hidden()
     expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed", "completed", "succeeded"])
     expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
@@ -827,7 +829,7 @@ def test_hostile_texts_stay_text(page: Page, api: httpx.Client, service_url: str
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Cancel…").click()
     expect(page.get_by_role("dialog").get_by_role("heading")).to_have_text(f"Cancel {HOSTILE[:255]}?")
-    assert page.title() == f"{HOSTILE[:255]} · Lastbit"
+    assert page.title() == f"50 % · {HOSTILE[:255]} · Lastbit"
     assert page.locator("main img, main script, dialog img, dialog script").count() == 0
 
 

@@ -95,7 +95,7 @@ def test_stuck_batches_are_found_with_the_time_of_their_last_change(page: Page, 
 
 def test_the_list_shows_the_last_change(page: Page, service: OldBatches) -> None:
     page.goto(f"{service.url}/#/?key=nightly")
-    expect(page.locator(f"[data-batch='{service.nightly}'] .when")).to_have_text("opened 3 h ago, changed 1 h ago")
+    expect(page.locator(f"[data-batch='{service.nightly}'] .when")).to_have_text(["3 h ago", "1 h ago"])
 
 
 def test_a_batch_has_a_chart_and_the_sums_of_its_tree(page: Page, service: OldBatches) -> None:
