@@ -1,17 +1,18 @@
-"""The version of the schema, and its migrations, which use Alembic and are in `migrations/`.
+"""The version of the schema, its creation, and its migrations, which use Alembic and are in `migrations/`.
 
-After each migration the previous release still works, so that old and new code can run side by side during an upgrade,
-and the old code can be restored. A *newer* schema records in `tables.schema_support` whether it still supports this
-code (decision 0014). An older schema never supports newer code.
+A new database gets the tables of `core.storage.tables` at once, an earlier one the migrations that it lacks (decision
+0045). After each migration the previous release still works, so that old and new code can run side by side during an
+upgrade, and the old code can be restored. A *newer* schema records in `tables.schema_support` whether it still supports
+this code (decision 0014). An older schema never supports newer code.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 import tenacity
@@ -40,17 +41,15 @@ def _config() -> Config:
 
 
 @cache
-def _revisions() -> tuple[str, frozenset[str]]:
-    """The newest revision that this code knows, and all revisions that it knows."""
+def _revisions() -> list[str]:
+    """The revisions that this code can upgrade, the oldest first. The last one is its own."""
     script = ScriptDirectory.from_config(_config())
-    head = script.get_current_head()
-    assert head is not None
-    return head, frozenset(revision.revision for revision in script.walk_revisions())
+    return [revision.revision for revision in script.walk_revisions()][::-1]
 
 
 def newest() -> str:
     """The newest revision that this code knows."""
-    return _revisions()[0]
+    return _revisions()[-1]
 
 
 def current(tx: Connection) -> str | None:
@@ -62,29 +61,39 @@ def current(tx: Connection) -> str | None:
 def check(tx: Connection) -> None:
     """Raise `errors.Misconfigured` if the schema is missing, older than this code, or no longer supports it."""
     revision = current(tx)
-    newest_known, all_known = _revisions()
     if revision is None:
         namespaces.check_usage(tx)
-    if revision is None or (revision in all_known and revision != newest_known):
+    _check_age(revision)
+    if revision is None or revision in _revisions()[:-1]:
         state = "no schema" if revision is None else f"the schema of revision {revision}"
         migration = programs.command("api", "migrate")
         account = "" if dialects.of(tx).is_embedded else ", with the account that may change the schema"
         raise errors.Misconfigured(
-            f"the database has {state}, but this release needs revision {newest_known}: run `{migration}`{account}, "
+            f"the database has {state}, but this release needs revision {newest()}: run `{migration}`{account}, "
             "and start again"
         )
     # Even if the revision is ours: a migration first withdraws support for older releases, then changes the schema.
     oldest, ids = tx.execute(sa.select(tables.schema_support.c.oldest, tables.schema_support.c.batch_ids)).one()
-    if oldest not in all_known:
+    if oldest > newest():
         raise errors.Misconfigured(
             f"the database has the schema of revision {revision}, which requires a release that knows revision "
-            f"{oldest}, but this one knows at most {newest_known}: use a newer release, or restore an earlier backup"
+            f"{oldest}, but this one knows at most {newest()}: use a newer release, or restore an earlier backup"
         )
     expected = 1 if ids is None else Numbering.parse(ids).divisor
     if (distance := dialects.of(tx).distance_of_ids(tx)) not in (None, expected):
         raise errors.Misconfigured(
             f"the ids of batches should be {expected} apart, but the sequence of batches.id adds {distance}: restore "
             "the schema from the same backup as the rows"
+        )
+
+
+def _check_age(revision: str | None) -> None:
+    """Raise `errors.Misconfigured` if no migration begins at this revision or before."""
+    oldest = _revisions()[0]
+    if revision is not None and revision < oldest:
+        raise errors.Misconfigured(
+            f"the database has the schema of revision {revision}, but this release upgrades from revision {oldest} on: "
+            "migrate with Lastbit 0.1.0 first (docs/upgrades.md says where it is)"
         )
 
 
@@ -99,13 +108,14 @@ def empty_writes() -> Iterator[tuple[sa.Table, sa.Executable]]:
 
 
 def migrate(database: Database, revision: str = "head", ids: Numbering | None = None) -> None:
-    """Upgrade or downgrade the schema to `revision`, after creating it if it is one of the database's own. Concurrent
-    migrations wait for each other. A migration that was killed half-way is completed. `ids`: which numbers become ids
-    of batches, if the database is new.
+    """Create the tables in a new database, or upgrade or downgrade those of another to `revision`; before that, create
+    the schema if it is one of the database's own. Concurrent migrations wait for each other. A migration that was
+    killed half-way is completed. `ids`: which numbers become ids of batches, if the database is new.
 
     Raises `errors.Unavailable` if the database can't be reached or another migration takes longer than a minute;
     `errors.LockTimeout` if a long transaction keeps a table in use; `errors.Misconfigured` if the schema can't be
-    created, or has tables of others with our names, or if the database has other `ids`.
+    created, is older than the oldest revision, or has tables of others with our names, or if the database has other
+    `ids`.
     """
     namespaces.create(database)
     with database.connection() as connection:
@@ -166,24 +176,25 @@ def _migrate(connection: Connection, revision: str, ids: Numbering | None) -> No
     before = current(connection)
     if before is not None and ids is not None:
         _check_ids(connection, ids)
-    if before is not None and before not in _revisions()[1]:
+    _check_age(before)
+    if before is not None and before not in _revisions():
         return  # the schema is from a newer release; `check` decides whether it supports this one
     if before is None:
         namespaces.check_usage(connection)
-    if revision == "head" and before != newest():
+    if before != newest():
         _check_names(connection, before)
+    if before is None:
+        _create(connection, ids)
+    is_back = revision != "head" and revision < (before or newest())
+    _alembic(connection, command.downgrade if is_back else command.upgrade, revision)
+    connection.commit()
+
+
+def _alembic(connection: Connection, act: Callable[..., None], *arguments: str) -> None:
     config = _config()
     config.attributes.update(connection=connection, version_table=namespaces.version_table(connection))
-    new_ids = _serve_only_this(connection, ids) if before is None and revision == "head" else None
     with _alembic_as_before():
-        if revision == "head" or before is None or not _is_behind(revision, before):
-            command.upgrade(config, revision)
-        else:
-            command.downgrade(config, revision)
-    if new_ids is not None:
-        for statement in dialects.of(connection).number_batches(new_ids):
-            connection.exec_driver_sql(statement)
-    connection.commit()
+        act(config, *arguments)
 
 
 @contextlib.contextmanager
@@ -200,22 +211,20 @@ def _alembic_as_before() -> Iterator[None]:
 
 
 def _check_names(connection: Connection, before: str | None) -> None:
-    """Raise `errors.Misconfigured` if the migrations that follow this revision would create a table that exists."""
-    script = ScriptDirectory.from_config(_config())
-    following = next(revision.revision for revision in script.walk_revisions() if revision.down_revision == before)
-    support = tables.schema_support
-    first = {support.name: frozenset(support.columns.keys())}  # see `_serve_only_this`
-    namespaces.check_free(connection, {} if before is None else _shape(before), _shape(following) | first)
+    """Raise `errors.Misconfigured` if the next step, a creation or a migration, would create a table that exists."""
+    revisions = _revisions()
+    following = newest() if before is None else revisions[revisions.index(before) + 1]
+    namespaces.check_free(connection, {} if before is None else _shape(before), _shape(following))
 
 
 @cache
 def _shape(revision: str) -> dict[str, frozenset[str]]:
-    """The tables of a revision, with their columns: they are made in memory."""
-    config = _config()
+    """The tables of a revision, with their columns."""
+    if revision == newest():
+        return {table.name: frozenset(table.columns.keys()) for table in tables.metadata.sorted_tables}
     with sa.create_engine("sqlite://", poolclass=sa.NullPool).connect() as connection:
-        config.attributes.update(connection=connection, version_table=namespaces.VERSION)
-        with _alembic_as_before():
-            command.upgrade(config, revision)
+        _create(connection, ids=None)
+        _alembic(connection, command.downgrade, revision)
         inspector = sa.inspect(connection)
         return {
             table: frozenset(column["name"] for column in inspector.get_columns(table))
@@ -223,19 +232,37 @@ def _shape(revision: str) -> dict[str, frozenset[str]]:
         }
 
 
-def _serve_only_this(connection: Connection, ids: Numbering | None) -> Numbering | None:
-    """Record that no older release uses a new database, and its `ids`. This comes first: on MariaDB and MySQL, a
-    migration that is killed leaves a part of the schema, and the next one could not tell whether older releases use
-    that. Returns the ids if they were recorded now."""
+def _create(connection: Connection, ids: Numbering | None) -> None:
+    """Create the tables of this release, with their first rows and their version.
+
+    On MariaDB and MySQL, each of these steps is committed by itself. After a kill, the next migration skips those that
+    were done. First comes the table of the version, without which that of others would be taken for ours; then the
+    `ids`, so that no table can be without them, and that no earlier release uses the database; the version is last.
+    """
+    _alembic(connection, command.ensure_version)
     support = tables.schema_support
-    support.create(connection, checkfirst=True)
-    if connection.scalar(sa.select(support.c.oldest)) is None:
-        chosen = {} if ids is None else {"batch_ids": str(ids)}
-        connection.execute(sa.insert(support).values(id=1, oldest=newest(), **chosen))
-        return ids
-    if ids is not None:
-        _check_ids(connection, ids)
-    return None
+    first_rows: dict[str, dict[str, Any]] = {
+        support.name: {"oldest": newest(), "batch_ids": None if ids is None else str(ids)},
+        tables.feed_head.name: {"position": 0, "trimmed": 0},
+        tables.callback_cursor.name: {"position": 0},
+    }
+    for table in (support, *(table for table in tables.metadata.sorted_tables if table is not support)):
+        indexes = sorted(table.indexes, key=lambda index: str(index.name))
+        steps: list[sa.Executable] = [sa.schema.CreateTable(table), *map(sa.schema.CreateIndex, indexes)]
+        if table.name in first_rows:
+            steps.append(sa.insert(table).values(id=1, **first_rows[table.name]))
+        for step in steps:
+            try:
+                connection.execute(step)
+            except DBAPIError as error:
+                if not faults.is_done_already(error):
+                    raise
+        if table is support and ids is not None:
+            _check_ids(connection, ids)
+    dialect = dialects.of(connection)
+    for statement in (*dialect.after_creation, *([] if ids is None else dialect.number_batches(ids))):
+        connection.exec_driver_sql(statement)
+    _alembic(connection, command.stamp, "head")
 
 
 def _check_ids(connection: Connection, ids: Numbering) -> None:
@@ -257,10 +284,3 @@ def numbering(connection: Connection) -> Numbering | None:
         return None
     text = connection.scalar(sa.select(support.c.batch_ids))
     return None if text is None else Numbering.parse(text)
-
-
-def _is_behind(revision: str, current: str) -> bool:
-    if revision == "base":
-        return True
-    script = ScriptDirectory.from_config(_config())
-    return any(r.revision == revision for r in script.iterate_revisions(current, "base"))

@@ -32,13 +32,6 @@ def names(database: Database) -> set[str]:
     "not _columns(tx, table) <= following.get(table, frozenset())",
     only="mariadb",
 )
-@mutant(
-    "a-table-is-ours-if-a-later-migration-makes-it",
-    "core.storage.namespaces:check_free",
-    "not dialect.done_already or _columns(tx, table) != following.get(table)",
-    "not dialect.done_already or following.get(table, _columns(tx, table)) != _columns(tx, table)",
-    only="mariadb",
-)
 @pytest.mark.parametrize("kind", ["TABLE", "VIEW"])
 def test_nothing_is_migrated_where_others_have_one_of_our_names(database_url: str, kind: str) -> None:
     """Whichever it is. The message names it and says where else our tables may be."""
@@ -54,9 +47,16 @@ def test_nothing_is_migrated_where_others_have_one_of_our_names(database_url: st
         schema.migrate(database)
 
 
+@mutant(
+    "a-table-is-ours-if-a-later-migration-makes-it",
+    "core.storage.namespaces:check_free",
+    "not dialect.done_already or _columns(tx, table) != following.get(table)",
+    "not dialect.done_already or following.get(table, _columns(tx, table)) != _columns(tx, table)",
+    only="mariadb",
+)
 def test_nothing_is_upgraded_where_others_have_a_name_that_becomes_ours(database_url: str) -> None:
     with Database(database_url) as database:
-        schema.migrate(database, "0003")
+        schema.migrate(database, "0016")
         existing = names(database)
         for table in sorted(tables.metadata.tables.keys() - existing):
             execute(database, f"CREATE TABLE {table} (id BIGINT PRIMARY KEY)")
@@ -64,7 +64,7 @@ def test_nothing_is_upgraded_where_others_have_a_name_that_becomes_ours(database
                 schema.migrate(database)
             execute(database, f"DROP TABLE {table}")
         assert names(database) == existing
-        assert database.read(schema.current) == "0003"
+        assert database.read(schema.current) == "0016"
         schema.migrate(database)
         database.read(schema.check)
 
@@ -122,7 +122,7 @@ def test_a_version_beside_a_table_with_our_most_particular_name_is_not_ours(data
     "EARLIER_VERSION if is_earlier else VERSION",
     "VERSION",
 )
-@pytest.mark.parametrize("revision", ["0001", "0020", "head", "9999"])
+@pytest.mark.parametrize("revision", ["0016", "0020", "head", "9999"])
 def test_a_database_of_an_earlier_release_keeps_its_version_table(database_url: str, revision: str) -> None:
     """Processes of that release look for it there. The last one is from a release after this."""
     with Database(database_url) as database:

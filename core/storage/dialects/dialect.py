@@ -89,6 +89,8 @@ class Dialect(abc.ABC):
     """The character before and after a name."""
     new_database: ClassVar[str] = ""
     """The options of a CREATE DATABASE."""
+    after_creation: ClassVar[tuple[str, ...]] = ()
+    """The statements that complete new tables."""
     begin_writing: ClassVar[dict[str, Any]]
     """Execution options of a transaction that will write."""
     begin_snapshot: ClassVar[str]

@@ -25,9 +25,8 @@ from tests.guarantees.drivers.load import GROUP, SHARED, Load, check
 from tests.guarantees.models.service import events_of
 from tests.support.servers import ROOT, ServiceProcess
 
-EARLIER = "3aeaca27cb473415f415b70215e9923c2bb6b784"
-"""The last commit of this repository with the schema of revision 0003: it has the feed and webhooks, but no consumer
-groups, tallies or processes."""
+EARLIER = "f9b71277a7925b588ba7a9318145e12247eb1976"
+"""The last commit of this repository with the schema of revision 0016, the oldest that can be upgraded."""
 CODE = ("api", "core", "jobs", "lastbit", "migrations", "senders")
 
 
@@ -38,7 +37,7 @@ class Release:
     root: Path
 
     def service(self, database_url: str) -> ServiceProcess:
-        environment = {"LASTBIT_JANITOR_EVERY": "1", **self._environment}
+        environment = {"LASTBIT_JANITOR_EVERY": "1", **self.environment}
         return ServiceProcess(database_url, root=self.root, environment=environment)
 
     @contextlib.contextmanager
@@ -52,7 +51,7 @@ class Release:
     def migration(self, database_url: str) -> subprocess.Popen[bytes]:
         """Start `python -m api migrate` without waiting for it."""
         command = [sys.executable, "-m", "api", "migrate", "--database-url", database_url]
-        return subprocess.Popen(command, cwd=self.root, env={**os.environ, **self._environment})
+        return subprocess.Popen(command, cwd=self.root, env=self.environment)
 
     def migrates(self, database_url: str) -> None:
         with self.migration(database_url) as process:
@@ -65,12 +64,13 @@ class Release:
             "from jobs import dispatcher, janitor\n"
             f"assert (janitor.main({for_both}), dispatcher.main(['--once', *{for_both}])) == (0, 0)"
         )
-        process = subprocess.run([sys.executable, "-c", script], cwd=self.root, env={**os.environ, **self._environment})
+        process = subprocess.run([sys.executable, "-c", script], cwd=self.root, env=self.environment)
         assert process.returncode == 0
 
     @property
-    def _environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(self.root)}
+    def environment(self) -> dict[str, str]:
+        """For a Python that imports this copy."""
+        return {**os.environ, "PYTHONPATH": str(self.root)}
 
 
 THIS = Release(ROOT)
