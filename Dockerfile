@@ -21,7 +21,7 @@ RUN pip --python /venv/bin/python install --no-cache-dir --no-index --no-deps --
 FROM ${BASE}
 LABEL org.opencontainers.image.title="lastbit" \
     org.opencontainers.image.description="Knows exactly when a fanned-out batch of work is finished" \
-    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.version="1.0.0" \
     org.opencontainers.image.licenses="Apache-2.0 AND LGPL-3.0-only"
 # One user, who owns the data alone; and no pip, nor what could bring it back.
 RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /data --shell /usr/sbin/nologin lastbit && \

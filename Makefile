@@ -25,7 +25,7 @@ QUICK_TESTS := pytest -m "not slow and not nightly" $(XDIST)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-galera test-postgresql test-oceanbase test-nightly test-spark test-spark-connect test-spark-35 \
-	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
+	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants release release-check dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -247,6 +247,20 @@ mutants: $(READY) ## break the code in known ways; each break must fail a test
 	$(BIN)/python -m tests.mutants
 
 ##@ Release
+
+# The same commit makes the same bytes: names in order, no account, the time of the commit.
+PACK = tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime=@$$(git log -1 --format=%ct)
+
+release: $(READY) $(BUILD)/.ready ## build all files of a release in dist/; TAG=v1.0.0
+	rm -rf dist build/site
+	$(BIN)/python -m scripts.version $(TAG)
+	$(MAKE) --no-print-directory dist zip sbom docs
+	$(PACK) --directory build site | gzip --no-name > dist/lastbit-site.tar.gz
+	$(PACK) Dockerfile .dockerignore constraints/server.txt dist/*.whl | gzip --no-name > dist/lastbit-image.tar.gz
+	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
+release-check: ## install and use dist/'s wheels on each Python in PYTHONS
+	scripts/check_wheels.sh $(PYTHONS)
 
 dist: $(BUILD)/.ready ## build both wheels in dist/
 	$(BUILD)/bin/python -m scripts.dist

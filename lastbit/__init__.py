@@ -10,7 +10,7 @@ from typing import Final
 
 from lastbit._lazy import lazy
 
-__version__: Final = "0.1.0"
+__version__: Final = "1.0.0"
 
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 import core.errors
 import lastbit_server
 from api.__main__ import GRACE
-from lastbit import Client, Retry, _server
+from lastbit import Client, Retry, __version__, _server
 from scripts import dist
 from tests import mutants
 from tests.mutants import mutant
@@ -144,15 +144,15 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
         assert {f"lastbit_server/{file}" for file in files} <= names
     assert {"lastbit_server/api/page/index.html", "lastbit_server/migrations/script.py.mako"} <= names
-    metadata = zipfile.ZipFile(wheels[1]).read("lastbit_server-0.1.0.dist-info/METADATA").decode()
-    assert "Requires-Dist: lastbit[cli]==0.1.0" in metadata
+    metadata = zipfile.ZipFile(wheels[1]).read(f"lastbit_server-{__version__}.dist-info/METADATA").decode()
+    assert f"Requires-Dist: lastbit[cli]=={__version__}" in metadata
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
 
 
 def test_the_extra_needs_the_service_of_the_same_version(wheel: Path) -> None:
     """They share modules without a promise to each other."""
-    metadata = zipfile.ZipFile(wheel).read("lastbit-0.1.0.dist-info/METADATA").decode()
-    assert "Requires-Dist: lastbit-server==0.1.0; extra == 'embedded'" in metadata
+    metadata = zipfile.ZipFile(wheel).read(f"lastbit-{__version__}.dist-info/METADATA").decode()
+    assert f"Requires-Dist: lastbit-server=={__version__}; extra == 'embedded'" in metadata
 
 
 def test_a_checkouts_programs_are_found_by_their_names() -> None:
@@ -265,7 +265,7 @@ def test_the_installed_server_names_its_own_commands(wheels: list[Path], tmp_pat
         (["janitor", "--help"], "usage: lastbit-server janitor"),
         (["dispatcher", "--help"], "usage: lastbit-server dispatcher"),
         (["janitor", "--database-url", f"sqlite:///{file}"], "run `lastbit-server migrate`"),
-        (["--version"], "lastbit-server 0.1.0"),
+        (["--version"], f"lastbit-server {__version__}"),
     ):
         process = run(python.parent / "lastbit-server", *words, **environment)
         assert text in " ".join((process.stdout + process.stderr).split()), (words, process.stdout, process.stderr)

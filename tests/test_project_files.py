@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lastbit import __version__
+from scripts import version
 from tests.support.servers import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -57,13 +59,47 @@ def test_workflows_pin_their_actions_and_only_read_the_repository(path: Path) ->
     assert workflow["permissions"] == {"contents": "read"}
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     for action in [step["uses"] for step in steps if "uses" in step]:
-        assert re.fullmatch(r"actions/(checkout|setup-python|setup-java|setup-node)@v\d+", action)
+        assert re.fullmatch(r"actions/(checkout|setup-python|setup-java|setup-node|upload-artifact)@v\d+", action)
 
 
 def test_the_sdk_is_tested_on_each_python_that_the_package_names() -> None:
     versions = load(ROOT / ".github/workflows/ci.yml")["jobs"]["sdk"]["strategy"]["matrix"]["python"]
     classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert versions == classifiers
+
+
+def test_a_release_is_checked_on_each_python_that_the_package_names() -> None:
+    steps = load(ROOT / ".github/workflows/release.yml")["jobs"]["build"]["steps"]
+    (versions,) = [step["with"]["python-version"].split() for step in steps if "python-version" in step.get("with", {})]
+    (default,) = re.findall(r"^PYTHONS \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert [f"python{version}" for version in sorted(versions)] == default.split()
+    assert sorted(versions) == classifiers
+
+
+def test_all_files_name_one_version_and_get_a_new_one_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str, root: Path = tmp_path) -> str:
+        monkeypatch.setattr("sys.argv", ["scripts.version", *arguments])
+        version.main(root)
+        return capsys.readouterr().out
+
+    assert run(f"v{__version__}", root=ROOT) == f"{__version__}\n"
+    for path in {path for path, _ in version.PLACES}:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    assert run("--set", "1.10.0rc1") == "1.10.0rc1\n"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and f"lastbit:{__version__}" in path.read_text()]
+    with pytest.raises(SystemExit, match=r"the tag of version 1\.10\.0rc1 is v1\.10\.0rc1, not v1\.10\.0"):
+        run("v1.10.0")
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text().replace("1.10.0rc1", "1.9.0"))
+    with pytest.raises(SystemExit, match=r"disagree about the version:\n(.*\n)*1\.9\.0  Dockerfile"):
+        run()
+    dockerfile.write_text("FROM scratch")
+    with pytest.raises(SystemExit, match="Dockerfile has nothing like"):
+        run()
 
 
 def test_pre_commit_runs_the_tools_of_lint() -> None:
