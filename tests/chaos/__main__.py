@@ -15,11 +15,12 @@ from typing import Final
 
 from tests.chaos.actors import NESTING
 from tests.chaos.run import ACTORS, Run
-from tests.chaos.worlds import OnePostgreSQL, OneServer, ThreeNodes, World
+from tests.chaos.worlds import OneOceanBase, OnePostgreSQL, OneServer, ThreeNodes, World
 
 WORLDS: Final[Mapping[str, Callable[[], World]]] = {
     "mariadb": OneServer,
     "postgresql": OnePostgreSQL,
+    "oceanbase": OneOceanBase,
     "galera": ThreeNodes,
 }
 
@@ -49,7 +50,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
     if options.lose is not None and (options.lose < 1 or options.database == "galera"):
-        parser.error("--lose needs a positive number, and mariadb or postgresql")
+        parser.error("--lose needs a positive number, and one server")
     actors = ACTORS if options.no_spark else (*ACTORS, "consumer-spark")
     if options.lose:
         actors = (*actors, NESTING)

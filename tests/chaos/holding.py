@@ -22,7 +22,7 @@ from core.batches.lifecycle import State
 from core.storage import tables
 from core.storage.database import Database
 from tests.chaos.plans import GROWING_SIZE
-from tests.support.waits import WAITING
+from tests.support import waits
 
 _batches = tables.batches.c
 _groups = tables.item_groups.c
@@ -48,7 +48,7 @@ class Holder:
                 batch, group = dice.choice(growing)
                 row = (_groups.batch_id == batch, _groups.group_no == group)
                 holding.execute(sa.select(_groups.group_no).where(*row).with_for_update())
-                if not self._see(watching, sa.text(WAITING[watching.dialect.name]), 3.0):
+                if not self._see(watching, sa.text(waits.WAITING[waits.server(watching)]), 3.0):
                     return
                 items = watching.scalar(sa.select(_batches["items"]).where(_batches.id == batch)) or 0
                 last, issued = divmod(items, GROWING_SIZE)
@@ -58,7 +58,7 @@ class Holder:
             holding.rollback()
 
     def _see(self, watching: Connection, query: Any, seconds: float) -> bool:
-        """Whether the query returns true within this time."""
+        """Whether the first value of the query's result is true within this time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             watching.rollback()

@@ -25,6 +25,7 @@ from lastbit import Client, errors
 from lastbit.ids import ItemIds
 from tests.chaos.broker import Link
 from tests.chaos.plans import Plan
+from tests.support import waits
 
 CONNECTIONS = 6
 """How many connections ack the newest item at once; a service has three processes."""
@@ -37,6 +38,7 @@ _WAITERS = {
         "SELECT COUNT(*) FROM information_schema.innodb_lock_waits waits JOIN information_schema.innodb_trx holders "
         "ON holders.trx_id = waits.blocking_trx_id WHERE holders.trx_mysql_thread_id = :session"
     ),
+    "oceanbase": sa.text("SELECT COUNT(*) FROM oceanbase.V$OB_LOCKS WHERE block = 1 AND id2 = :session"),
     "postgresql": sa.text("SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND :session = ANY(pg_blocking_pids(pid))"),
 }
 """How many transactions wait for a lock of this session."""
@@ -98,6 +100,6 @@ class _Race:
 
     def _see_a_waiter(self, watching: Connection, session: int) -> None:
         until = time.monotonic() + PATIENCE
-        while time.monotonic() < until and not watching.scalar(_WAITERS[watching.dialect.name], {"session": session}):
+        while time.monotonic() < until and not watching.scalar(_WAITERS[waits.server(watching)], {"session": session}):
             watching.rollback()
             self._pause.wait(0.12)  # the server caches its list of lock waits for 0.1 s

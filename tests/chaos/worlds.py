@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.support.galera import Cluster, Node
+from tests.support.oceanbase import OceanBase
 from tests.support.postgresql import PostgreSQL
 from tests.support.proxies import Cut, Proxy
 from tests.support.servers import MariaDB
@@ -155,6 +156,13 @@ class OneServer:
             if self._proxy.cuts >= before + 5:
                 break
         self._proxy.cut = None
+
+
+class OneOceanBase(OneServer):
+    """A seekdb, behind a proxy."""
+
+    def __init__(self) -> None:
+        super().__init__(OceanBase(in_memory=False))
 
 
 class OnePostgreSQL(OneServer):

@@ -32,7 +32,7 @@ from tests.support.postgresql import PostgreSQL
 from tests.support.receivers import Receiver, status
 from tests.support.servers import ServiceProcess, run_module, running_service, sqlite_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 class Fires(Protocol):

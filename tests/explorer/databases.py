@@ -16,7 +16,7 @@ from pymysql.constants import CLIENT
 from core.storage.database import Database
 from tests.explorer.accesses import NEW_IDS, NUMBERED
 from tests.explorer.sessions import Session, Stop
-from tests.support import templates
+from tests.support import templates, waits
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import MariaDB
 
@@ -137,6 +137,22 @@ class OnMariaDB:
         self._watcher.close()
         self._connection.close()
         self._server.drop_database(self.url)
+
+
+class OnOceanBase(OnMariaDB):
+    """A database on a seekdb server, whose view shows at once which sessions wait for a row. Of the sessions of a
+    deadlock, the first whose lock wait ends is rolled back."""
+
+    def _pretend_many_rows(self) -> None:
+        """Its statements lock the rows that they name, whatever the plan."""
+
+    def waiting(self, sessions: Collection[Session]) -> set[Session]:
+        ((*rows,),) = self.execute([waits.ON_OCEANBASE])
+        ids = {id for (id,) in rows}
+        return {session for session in sessions if session.thread_id in ids}
+
+    def freeze(self, *, is_patient: bool) -> None:
+        """Old versions of rows have no locks."""
 
 
 class OnPostgreSQL:

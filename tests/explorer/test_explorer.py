@@ -74,7 +74,7 @@ FOUND_BEFORE = [
     # A paid debt remained because the child's row was locked for a moment, and the child couldn't be deleted.
     "growing/cold:ack-few+delete",
     # One janitor had chosen an instance to remove; the other had removed it, and a late event had started it again.
-    pytest.param("fresh/cold:forget+forget+handle-late", marks=pytest.mark.slow),
+    pytest.param("fresh/cold:forget+forget+handle-late", marks=pytest.mark.nightly),
 ]
 
 
@@ -139,7 +139,7 @@ MUTANTS = [
     ("expiry-does-not-lock", "fresh/cold:ack-few+expire"),
     ("items-are-read-before-the-groups-are-locked", "growing/cold:ack-new+ack-mask"),
     pytest.param(
-        *("the-janitor-removes-what-it-has-chosen", "fresh/cold:forget+forget+handle-late"), marks=pytest.mark.slow
+        *("the-janitor-removes-what-it-has-chosen", "fresh/cold:forget+forget+handle-late"), marks=pytest.mark.nightly
     ),
 ]
 
@@ -218,7 +218,7 @@ def test_two_interleaved_operations_have_a_serial_outcome(arena: Arena, part: in
     explore(arena, 2, 4 * part, 4 * PARTS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.mariadb
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(3 * PARTS))
@@ -282,7 +282,7 @@ def test_two_interleaved_operations_on_sqlite_have_a_serial_outcome(on_one_file:
     explore(on_one_file, 2, 0, EVERY_PAIR)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.mariadb
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
@@ -293,8 +293,8 @@ def test_three_interleaved_operations_have_a_serial_outcome(arena: Arena, part: 
 
 ALIKE = [
     # These two take a minute each.
-    pytest.param("growing/cold:ack-few+extend", marks=pytest.mark.slow),
-    pytest.param("growing/cold:ack-mask+extend", marks=pytest.mark.slow),
+    pytest.param("growing/cold:ack-few+extend", marks=pytest.mark.nightly),
+    pytest.param("growing/cold:ack-mask+extend", marks=pytest.mark.nightly),
     "ending/warm:ack-other-group+seal",
     "growing/cold:apply+sync-newcomer",
 ]
@@ -316,10 +316,10 @@ def test_omitted_stops_hide_no_outcome(mariadb_server: MariaDB, arena: Arena, te
 PREDICTED = [
     "growing/cold:ack-few+delete",
     "growing/cold:ack-mask+extend+ack-new",
-    pytest.param("growing/cold:share+cancel+expire", marks=pytest.mark.slow),
+    pytest.param("growing/cold:share+cancel+expire", marks=pytest.mark.nightly),
     # A payer's COMMIT lets an ack continue, and the payer goes on at the same time.
-    pytest.param("growing/journaled-warm:ack-few+fail-few+pay-parents", marks=pytest.mark.slow),
-    pytest.param("ending/warm:ack-few+fail-few+open-child", marks=pytest.mark.slow),
+    pytest.param("growing/journaled-warm:ack-few+fail-few+pay-parents", marks=pytest.mark.nightly),
+    pytest.param("ending/warm:ack-few+fail-few+open-child", marks=pytest.mark.nightly),
 ]
 
 

@@ -30,7 +30,7 @@ from tests.explorer.test_explorer import (
 from tests.explorer.workers import POSTGRESQL_SETTINGS
 from tests.support.postgresql import PostgreSQL, programs, running_postgresql
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

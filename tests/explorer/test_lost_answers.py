@@ -51,7 +51,7 @@ SAME_RESPONSE: Final = {
 }
 
 
-@pytest.fixture(scope="module", params=["mariadb", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["mariadb", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     with explored():
         if request.param == "mariadb":
@@ -106,7 +106,7 @@ def differences(outcome: Outcome, expected: Outcome) -> list[str]:
 
 
 def scenes(*quick: Scene) -> list[object]:
-    return [pytest.param(scene, marks=() if scene in quick else pytest.mark.slow, id=str(scene)) for scene in SCENES]
+    return [pytest.param(scene, marks=() if scene in quick else pytest.mark.nightly, id=str(scene)) for scene in SCENES]
 
 
 @pytest.mark.timeout(600)

@@ -8,12 +8,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
+from core.storage import database
 from tests import mutants
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import Combination
-from tests.explorer.databases import Explored, OnMariaDB, OnPostgreSQL, OnSQLite
+from tests.explorer.databases import Explored, OnMariaDB, OnOceanBase, OnPostgreSQL, OnSQLite
 from tests.explorer.search import Search
 from tests.explorer.sessions import explored
+from tests.support.oceanbase import running_oceanbase
 from tests.support.postgresql import running_postgresql
 from tests.support.servers import MariaDB, sqlite_file
 
@@ -51,12 +55,25 @@ def on_postgresql() -> Iterator[Explored]:
 
 
 @contextmanager
+def on_oceanbase() -> Iterator[Explored]:
+    """It has no search for deadlocks: a lock wait ends one."""
+    with running_oceanbase() as server, pytest.MonkeyPatch.context() as patches:
+        patches.setattr(database, "LOCK_WAIT", 2)
+        yield OnOceanBase(server)
+
+
+@contextmanager
 def on_sqlite() -> Iterator[Explored]:
     with sqlite_file() as url:
         yield OnSQLite(url)
 
 
-DATABASES = {"mariadb": on_mariadb, "postgresql": on_postgresql, "sqlite": on_sqlite}
+DATABASES = {
+    "mariadb": on_mariadb,
+    "postgresql": on_postgresql,
+    "oceanbase": on_oceanbase,
+    "sqlite": on_sqlite,
+}
 
 
 _arena: Arena
