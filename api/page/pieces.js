@@ -24,7 +24,8 @@ export function stateMark() {
 }
 
 export function labelLinks(batch) {
-  const labels = Object.entries(batch.labels);
+  // Those of the adapters hold whole tasks.
+  const labels = Object.entries(batch.labels).filter(([name]) => !name.startsWith("lastbit."));
   if (!labels.length) return null;
   return make(
     "ul.labels",

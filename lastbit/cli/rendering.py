@@ -249,7 +249,8 @@ def fitted(layout: Layout, rows: Sequence[Mapping[str, Text]], width: int) -> Ta
 
 
 def _cells(batch: Batch, now: datetime) -> dict[str, Text]:
-    labels = ", ".join(f"{name}:{value}" for name, value in batch.labels.items())
+    # Those of the adapters hold whole tasks, which `status` shows.
+    labels = ", ".join(f"{name}:{value}" for name, value in batch.labels.items() if not name.startswith("lastbit."))
     return {
         "batch": Text(str(batch.id)),
         "state": Text(plain_text(batch.state), STATE_STYLES.get(batch.state, "default")),

@@ -187,7 +187,7 @@ def test_a_view_without_a_stream_shows_no_state_of_one(page: Page, service_url: 
 def test_filters_narrow_the_list_and_are_part_of_the_address(page: Page, api: httpx.Client, service_url: str) -> None:
     """By state, key and labels; a batch's label links to batches with that label; the back button works."""
     team = uuid.uuid4().hex
-    first = open_batch(api, key="filtered", labels={"team": team, "shop": "de"})
+    first = open_batch(api, key="filtered", labels={"team": team, "shop": "de", "lastbit.on_complete": "a task"})
     second = open_batch(api, key="filtered too", labels={"team": team, "shop": "fr"}, items=1, sealed=True)
     page.goto(service_url)
     expect(row(page, first)).to_be_visible()
@@ -201,6 +201,7 @@ def test_filters_narrow_the_list_and_are_part_of_the_address(page: Page, api: ht
     expect(page.get_by_role("link", name="sealed")).to_have_attribute("aria-current", "true")
     page.go_back()
     expect(page.locator(".batch")).to_have_count(2)
+    expect(row(page, first).locator(".labels li")).to_have_count(2)  # not that of an adapter
     row(page, first).get_by_role("link", name=re.compile("^shop: ?de$")).click()
     expect(page).to_have_url(re.compile("label=shop%3Ade"))
     page.goto(f"{service_url}/#/?label=team:{team}")

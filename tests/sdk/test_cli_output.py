@@ -91,6 +91,14 @@ def test_json_has_no_control_characters(text: str) -> None:
     assert json.loads(document) == {text: text}
 
 
+def test_the_list_leaves_out_the_tasks_of_endings(lastbit: Lastbit, client: Client) -> None:
+    batch = client.open(key="ending", labels={"team": "search", "lastbit.on_complete": '{"task": "report"}'})
+    listed = lastbit.ok("list", "--key", "ending")
+    assert "team:search" in listed
+    assert "on_complete" not in listed
+    assert 'lastbit.on_complete:{"task": "report"}' in lastbit.ok("status", str(batch.id))
+
+
 def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, client: Client) -> None:
     """No emoji, no markup, no control characters, and a backslash at the end stays one; nothing is shortened in a
     pipe."""
