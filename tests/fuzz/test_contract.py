@@ -31,7 +31,7 @@ from lastbit.tokens import Role
 from tests.fuzz.sizes import LONG, SEED, examples
 from tests.support.servers import ROOT, running_service, sqlite_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-contract"), pytest.mark.timeout(3600 if LONG else 300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-contract"), pytest.mark.timeout(3600)]
 load_all_checks()
 
 SECRETS: Final = {str(role): tokens.new() for role in Role}
