@@ -191,7 +191,7 @@ test-recipes: $(READY) $(VENV)-recipes/.ready ## run the recipes of docs/recipes
 	$(BIN)/pytest tests/integrations/recipes_check.py
 
 test-howtos: $(READY) ## follow the README and how-to pages, from wheels; LATEST=1
-	@scripts/need.sh python3-venv redis-server rabbitmq-server
+	@scripts/need.sh python3-venv redis-server rabbitmq-server default-jre-headless
 	$(if $(LATEST),LASTBIT_LATEST=1 )$(BIN)/python -m pytest tests/integrations/howtos_check.py
 
 test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20

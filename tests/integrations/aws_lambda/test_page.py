@@ -7,33 +7,36 @@ import subprocess
 import sys
 from typing import Any
 
+import boto3
 import pytest
 
 from lastbit import Client
-from lastbit.integrations import sqs
 from tests.integrations.aws_lambda.poller import poll
 from tests.support.aws import Moto
 from tests.support.servers import ROOT
 from tests.test_docs import blocks
 
 
-def test_the_pages_functions_run(moto: Moto, service_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the queue, and that of the dead-letter queue, with the service of their environment."""
+def test_the_page_runs(
+    moto: Moto, service_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The function handles the producer's messages, with the service of its environment. One comes twice."""
     monkeypatch.setenv("LASTBIT_URL", service_url)
     monkeypatch.delenv("LASTBIT_TOKEN", raising=False)
+    queue = moto.queue()
+    monkeypatch.setattr(boto3, "client", lambda service: queue.client)
+    function, producer = blocks(ROOT / "docs/aws-lambda.md", "python")
+    name = queue.url.rpartition("/")[2]
     namespace: dict[str, Any] = {}
-    exec("\n".join(blocks(ROOT / "docs/aws-lambda.md", "python")), namespace)
+    exec(function + producer.replace('"pictures"', repr(name)), namespace)
+    handle = namespace["lambda_handler"]
+    assert [body for _ in range(3) for body in poll(queue, handle)] == ["picture 7"]
+    assert capsys.readouterr().out == "pictures-lambda is complete\n"
     with Client(service_url) as lastbit:
-        for function, acked, reasons in (
-            ("lambda_handler", 1, ["the file is broken"]),
-            ("dead_letters_lambda_handler", 0, ["dead letter, receives: 1"] * 2),
-        ):
-            queue = moto.queue()
-            batch = sqs.fan_out(queue.client, queue.url, ["picture 12", "picture 13"], lastbit=lastbit)
-            assert poll(queue, namespace[function]) == []
-            assert queue.count() == 0
-            assert batch.refresh().acked == acked
-            assert [reason for failure in batch.failed() for reason in failure.reasons.values()] == reasons
+        (batch,) = lastbit.batches(key="pictures-lambda")
+        assert (batch.acked, batch.failed) == (19, 1)
+        (failure,) = lastbit.batch(batch.id).failed()
+        assert [*failure.reasons.values()] == ["the file is broken"]
 
 
 def test_the_example_runs(service_url: str) -> None:
