@@ -76,7 +76,15 @@ def job(
 
 def _extend(driver: Driver, batch: Batch, key: str, count: int, digest: str) -> ItemIds:
     # With the digest, the service refuses as many other rows: their ids would be those of the earlier ones.
-    return driver.run(_calls.extend, batch.id, count, f"{key}:rows", digest).ids
+    try:
+        return driver.run(_calls.extend, batch.id, count, f"{key}:rows", digest).ids
+    except errors.IdempotencyKeyReused as cause:
+        detail = (
+            f"the key {key!r} is that of batch {batch.id}, whose {batch.items} rows were others than these {count}: "
+            "give each input a key of its own, or name in `by` the columns that identify a row, so that others may "
+            "change"
+        )
+        raise errors.IdempotencyKeyReused(cause.status, cause.code, detail) from cause
 
 
 def _left(driver: Driver, batch: Batch) -> list[tuple[int, int]]:

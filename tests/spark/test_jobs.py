@@ -48,9 +48,19 @@ def test_a_program_that_is_run_again_gets_the_rows_that_are_left(spark: Any, cli
 @mutant("a-rerun-takes-any-rows", "lastbit.spark.jobs:_extend", "digest", "None")
 def test_other_rows_under_the_same_key_are_refused(spark: Any, client: Client) -> None:
     """Though there are as many: their ids would be those of the earlier ones, and be taken for done."""
-    job(spark.range(100), client.url, key="other-rows")
-    with pytest.raises(IdempotencyKeyReused):
+    batch = job(spark.range(100), client.url, key="other-rows").batch
+    sentence = f"the key 'other-rows' is that of batch {batch.id}, whose 100 rows were others than these 100: give each"
+    with pytest.raises(IdempotencyKeyReused, match=sentence):
         job(spark.range(1, 101), client.url, key="other-rows")
+
+
+def test_columns_that_identify_no_row_may_change(spark: Any, client: Client) -> None:
+    """As when what made a row fail is corrected in the input."""
+    run = job(spark.sql("SELECT id, 'no address' AS email FROM range(3)"), client.url, key="corrected", by=["id"])
+    ids = {row.id: row.item_id for row in run.todo.collect()}
+    run.ack(run.todo, failed="id = 1")
+    corrected = job(spark.sql("SELECT id, 'a@b' AS email FROM range(3)"), client.url, key="corrected", by=["id"])
+    assert [tuple(row) for row in corrected.todo.collect()] == [(1, "a@b", ids[1])]
 
 
 def test_a_run_whose_batch_was_cancelled_says_what_to_do(spark: Any, client: Client) -> None:
