@@ -31,6 +31,7 @@ from api.routes import (
     commands,
     consumer_groups,
     events,
+    failure_search,
     failures,
     ops,
     processes,
@@ -167,6 +168,7 @@ def assemble(settings: Settings, tokens: Tokens, lifespan: Lifespan[FastAPI] | N
     app.include_router(search.router)
     app.include_router(batches.router)
     app.include_router(failures.router)
+    app.include_router(failure_search.router)
     app.include_router(webhooks.of_batches)
     app.include_router(events.router)
     app.include_router(webhooks.router)

@@ -404,7 +404,7 @@ class _Loop:
             return {"type": "http.disconnect"}
 
         # Not through the middleware of the server: it logs each request.
-        app: Any = self._routes if path in PATHS else self._routes.fastapi
+        app: Any = self._routes if path in PATHS and request.method == "POST" else self._routes.fastapi
         try:
             await app(scope, receive, output.send)
         except Exception:

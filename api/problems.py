@@ -42,6 +42,7 @@ STATUS: Final[dict[str, int]] = {
     "batch_cancelled": 409,
     "item_resolved": 409,
     "batch_live": 409,
+    "state_conflict": 409,
     "nothing_failed": 409,
     "nothing_pending": 409,
     "webhook_not_found": 404,

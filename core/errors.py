@@ -157,6 +157,15 @@ class BatchLive(CoreError):
         super().__init__(f"batch {batch} is {state}: only a batch that was cancelled or has expired can be reopened")
 
 
+class StateConflict(CoreError):
+    """The call is for a batch in another state."""
+
+    code = "state_conflict"
+
+    def __init__(self, batch: int, state: str, expected: str) -> None:
+        super().__init__(f"batch {batch} is {state}, and the call is for a batch that is {expected}")
+
+
 class BatchSealed(BatchEnded):
     code = "batch_sealed"
     happened = "is sealed"

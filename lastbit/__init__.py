@@ -63,7 +63,7 @@ _HOMES: Final = {
         "WaitTimeout",
         "WebhookNotFound",
     ),
-    "lastbit.failures": ("FailureReason", "FailureReasons", "Redrive", "Redriven"),
+    "lastbit.failures": ("Failure", "FailureReason", "FailureReasons", "Redrive", "Redriven"),
     "lastbit.ids": ("InvalidItemId", "ItemId", "ItemIds", "item_id"),
     "lastbit.models": (
         "AckResult",

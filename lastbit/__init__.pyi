@@ -56,6 +56,7 @@ from lastbit.errors import (
     WebhookNotFound as WebhookNotFound,
 )
 from lastbit.failures import (
+    Failure as Failure,
     FailureReason as FailureReason,
     FailureReasons as FailureReasons,
     Redrive as Redrive,

@@ -179,8 +179,8 @@ def reopen(
     return ask(service, "POST", path, models.Batch.from_json, body=body, idempotency_key=key)
 
 
-def delete(service: Service, batch: int) -> Flow[None]:
-    yield from service.call("DELETE", _path(batch))
+def delete(service: Service, batch: int, state: str | None = None) -> Flow[None]:
+    yield from service.call("DELETE", _path(batch), params=() if state is None else (("state", state),))
 
 
 def get(service: Service, batch: int) -> Flow[models.Batch]:
@@ -320,6 +320,13 @@ def batch_page(
 ) -> Flow[tuple[list[models.Batch], str | None]]:
     """One page of `Batch`es, newest first, and the cursor of the next page."""
     return _page(service, "/v1/batches", "batches", models.Batch.from_json, params, limit, cursor)
+
+
+def find_failures(service: Service, text: str | None, params: list[tuple[str, str]], page_size: int) -> Flow[None]:
+    """Emits `Failure`s. `params`: a `search.query`."""
+    if text is not None:
+        params = [*params, ("text", utf8("a text", text))]
+    return pages(service, "/v1/failures", "failures", failures.Failure.from_json, params, page_size)
 
 
 def counts(service: Service, params: list[tuple[str, str]]) -> Flow[StateCounts]:

@@ -169,9 +169,10 @@ class BatchHandle(_Handle):
         self._info = self._driver.run(_calls.reopen, self.id, deadline, reason, idempotency_key)
         return self._info
 
-    def delete(self) -> None:
-        """Delete the batch. A live batch is cancelled first."""
-        self._driver.run(_calls.delete, self.id)
+    def delete(self, *, state: str | None = None) -> None:
+        """Delete the batch. A live batch is cancelled first. `state`: only if it is in this state; else raises
+        `Conflict` with the code `state_conflict`."""
+        self._driver.run(_calls.delete, self.id, state)
 
     def refresh(self) -> Batch:
         """Fetch the current state of the batch."""
@@ -327,9 +328,10 @@ class AsyncBatchHandle(_Handle):
         self._info = await self._driver.run(_calls.reopen, self.id, deadline, reason, idempotency_key)
         return self._info
 
-    async def delete(self) -> None:
-        """Delete the batch. A live batch is cancelled first."""
-        await self._driver.run(_calls.delete, self.id)
+    async def delete(self, *, state: str | None = None) -> None:
+        """Delete the batch. A live batch is cancelled first. `state`: only if it is in this state; else raises
+        `Conflict` with the code `state_conflict`."""
+        await self._driver.run(_calls.delete, self.id, state)
 
     async def refresh(self) -> Batch:
         """Fetch the current state of the batch."""

@@ -21,7 +21,7 @@ from lastbit._in_flight import InFlight
 from lastbit._protocol import Service
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
-from lastbit.failures import Redrive
+from lastbit.failures import Failure, Redrive
 from lastbit.groups import AsyncGroups, Groups
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence, OpenOptions
 from lastbit.processes.calls import AsyncProcesses, Processes
@@ -133,9 +133,17 @@ class Client:
 
     def batches(self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]) -> Iterator[Batch]:
         """The batches, newest first, fetched page by page. Filters: `key`, `key_prefix`, `labels`, `opened_after`,
-        `opened_before`, `outcome`, `parent`, `unchanged_for`; see `lastbit.search.Filters`. Raises `InvalidRequest` if
-        they contradict each other."""
+        `opened_before`, `outcome`, `parent`, `unchanged_for`, `failed`; see `lastbit.search.Filters`. Raises
+        `InvalidRequest` if they contradict each other."""
         return self._driver.iterate(_calls.batches, query(filters, state), page_size)
+
+    def failures(
+        self, text: str | None = None, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]
+    ) -> Iterator[Failure]:
+        """The failed items whose reason has this text, in upper or lower case, or all that have a reason: the newest
+        batch first. `state` and the filters choose batches as in `batches`. The service has no index of reasons, so
+        this reads all failures of these batches, some thousands per request."""
+        return self._driver.iterate(_calls.find_failures, text, query(filters, state), page_size)
 
     def counts(self, **filters: Unpack[Filters]) -> StateCounts:
         """The number of batches in each state, with the filters of `batches`."""
@@ -314,9 +322,17 @@ class AsyncClient:
         self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]
     ) -> AsyncIterator[Batch]:
         """The batches, newest first, fetched page by page. Filters: `key`, `key_prefix`, `labels`, `opened_after`,
-        `opened_before`, `outcome`, `parent`, `unchanged_for`; see `lastbit.search.Filters`. Raises `InvalidRequest` if
-        they contradict each other."""
+        `opened_before`, `outcome`, `parent`, `unchanged_for`, `failed`; see `lastbit.search.Filters`. Raises
+        `InvalidRequest` if they contradict each other."""
         return self._driver.iterate(_calls.batches, query(filters, state), page_size)
+
+    def failures(
+        self, text: str | None = None, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]
+    ) -> AsyncIterator[Failure]:
+        """The failed items whose reason has this text, in upper or lower case, or all that have a reason: the newest
+        batch first. `state` and the filters choose batches as in `batches`. The service has no index of reasons, so
+        this reads all failures of these batches, some thousands per request."""
+        return self._driver.iterate(_calls.find_failures, text, query(filters, state), page_size)
 
     async def counts(self, **filters: Unpack[Filters]) -> StateCounts:
         """The number of batches in each state, with the filters of `batches`."""

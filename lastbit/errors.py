@@ -221,6 +221,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_cancelled": BatchEnded,
     "item_resolved": ItemResolved,
     "batch_live": Conflict,
+    "state_conflict": Conflict,
     "nothing_failed": Conflict,
     "nothing_pending": Conflict,
     "consumer_group_not_found": ConsumerGroupNotFound,

@@ -1,4 +1,4 @@
-"""Failures by reason, and redrives, as the service answers."""
+"""Failures, their reasons, and redrives, as the service answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from typing import Self
 
 from lastbit._shapes import timestamp, timestamp_or_none
 from lastbit.models import Json, PendingRange
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed item and why it failed; `key`: that of its batch."""
+
+    item: str
+    batch: int
+    key: str | None
+    reason: str
+    failed_at: datetime
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["item"], data["batch"], data["key"], data["reason"], timestamp(data["failed_at"]))
 
 
 @dataclass(frozen=True, slots=True)

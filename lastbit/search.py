@@ -22,7 +22,7 @@ class Filters(TypedDict, total=False):
     `opened_before` exclusive; both need a time zone. `outcome`: `succeeded` or `failed` is that of a complete batch;
     `exceeded` are batches in any state whose failures have exceeded their tolerance. `parent`: a batch's id or one of
     its items, for the batches that resolve items of it. `unchanged_for`: open and sealed batches that have not changed
-    for this time; a number is in seconds.
+    for this time; a number is in seconds. `failed`: if true, batches with failed items, in any state.
     """
 
     key: str | None
@@ -33,6 +33,7 @@ class Filters(TypedDict, total=False):
     outcome: Outcome | None
     parent: int | str | ItemId | None
     unchanged_for: int | timedelta | None
+    failed: bool | None
 
 
 def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
@@ -47,6 +48,7 @@ def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
         "outcome": filters.get("outcome"),
         "parent": None if filters.get("parent") is None else str(filters["parent"]),
         "unchanged_for": _seconds(filters.get("unchanged_for")),
+        "failed": "true" if filters.get("failed") else None,
     }
     labels = _arguments.labels(filters.get("labels") or {})
     params = [(name, text) for name, text in texts.items() if text is not None]

@@ -27,38 +27,38 @@ def document(openapi: dict[str, Any]) -> None:
     openapi["components"]["schemas"].update(components)
     for path, verb in PATHS.items():
         model, summary, more_problems = answers[verb]
-        openapi["paths"][path] = {
-            "post": {
-                "tags": ["acks"],
-                "summary": summary,
-                "description": "Idempotent. Items may be of any batches and in any order. The response is sent after "
-                "the commit.",
-                "operationId": f"{verb}_items",
-                "parameters": [
-                    {
-                        "name": "Idempotency-Key",
-                        "in": "header",
-                        "required": False,
-                        "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
-                        "description": "1 to 255 visible ASCII characters; kept with the batches that the call "
-                        "completes, so that its retry sees `newly` again",
-                    }
-                ],
-                "requestBody": {
-                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}},
-                    "required": True,
+        # A GET of failures is FastAPI's; the path keeps its place between those of acks and skips.
+        openapi["paths"][path] = openapi["paths"].pop(path, {})
+        openapi["paths"][path]["post"] = {
+            "tags": ["acks"],
+            "summary": summary,
+            "description": "Idempotent. Items may be of any batches and in any order. The response is sent after "
+            "the commit.",
+            "operationId": f"{verb}_items",
+            "parameters": [
+                {
+                    "name": "Idempotency-Key",
+                    "in": "header",
+                    "required": False,
+                    "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
+                    "description": "1 to 255 visible ASCII characters; kept with the batches that the call "
+                    "completes, so that its retry sees `newly` again",
+                }
+            ],
+            "requestBody": {
+                "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}},
+                "required": True,
+            },
+            "responses": {
+                "200": {
+                    "description": "applied + repeated + rejected = the distinct items sent",
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
                 },
-                "responses": {
-                    "200": {
-                        "description": "applied + repeated + rejected = the distinct items sent",
-                        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
-                    },
-                    **{
-                        str(status): response
-                        for status, response in problems.documented(*more_problems, *problems.BODY).items()
-                    },
+                **{
+                    str(status): response
+                    for status, response in problems.documented(*more_problems, *problems.BODY).items()
                 },
-            }
+            },
         }
 
 

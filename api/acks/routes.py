@@ -42,7 +42,7 @@ class AckRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
-        if verb is None:
+        if verb is None or (verb is Verb.FAIL and scope["method"] == "GET"):
             await self.app(scope, receive, send)
             return
         try:
@@ -67,7 +67,8 @@ class AckRoutes:
 
     async def _handle(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
-            raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
+            methods = "GET, POST" if verb is Verb.FAIL else "POST"  # a GET of failures searches them
+            raise Problem("method_not_allowed", f"this path takes {methods}", headers={"Allow": methods})
         headers = first_headers(scope)
         key = headers.get(b"idempotency-key")
         caller = self.access.enter_consumer(headers)

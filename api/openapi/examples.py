@@ -38,6 +38,7 @@ _PROBLEMS: Final = (
             errors.BatchCancelled(7, "extend"),
             errors.ItemResolved(ItemId(7, 0, 3)),
             errors.BatchLive(7, "open"),
+            errors.StateConflict(7, "open", "expired"),
             errors.NothingFailed(7),
             errors.NothingPending(7),
             errors.WebhookNotFound(3),

@@ -23,6 +23,7 @@ from api.routes.writes import Reads, Writes
 from core import traces
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch, Extended, Opened, Sealed
+from core.batches.lifecycle import State
 from core.explain import Reason
 from core.service import Service
 from core.service.batches import opening_of, seal_of
@@ -231,11 +232,17 @@ def reopen_batch(
     return Reply.of(models.shown(result.batch), headers=headers).response()
 
 
-@router.delete("/{id:batch}", status_code=204, responses=documented("batch_not_found", "invalid_request"))
+@router.delete(
+    "/{id:batch}", status_code=204, responses=documented("batch_not_found", "state_conflict", "invalid_request")
+)
 @needs(Role.ADMIN, is_limited=True)
-def delete_batch(batch: BatchId, request: Request) -> Response:
+def delete_batch(
+    batch: BatchId,
+    request: Request,
+    state: Annotated[models.StateName | None, Query(description="only if the batch is in this state")] = None,
+) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
-    service_of(request).batches.delete(batch)
+    service_of(request).batches.delete(batch, None if state is None else State(state))
     return Response(status_code=204)
 
 

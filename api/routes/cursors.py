@@ -32,6 +32,16 @@ def decode(subject: str, cursor: str | None) -> int | None:
     return None if position is None else int(position)
 
 
+def decode_pair(subject: str, cursor: str | None) -> tuple[int, int] | None:
+    """Two positions, for a list whose places are `1:2`, or None without a cursor. Raises `errors.InvalidRequest`."""
+    number = "(?:0|[1-9][0-9]{0,15})"
+    place = _decode(subject, cursor, f"{number}:{number}")
+    if place is None:
+        return None
+    first, second = map(int, place.split(":"))
+    return first, second
+
+
 def decode_name(subject: str, cursor: str | None) -> str | None:
     """The name, for a list ordered by names, or None without a cursor. Raises `errors.InvalidRequest`."""
     return _decode(subject, cursor, "(?s:.{1,255})")

@@ -82,6 +82,7 @@ def _chosen(
         Query(ge=0, le=models.MAX_SECONDS, description="live batches that have not changed for this number of seconds"),
         fields.Decimal,
     ] = None,
+    failed: Annotated[bool, Query(description="batches with failed items, in any state")] = False,
 ) -> Filter:
     """The filter in the query, without a state."""
     return Filter(
@@ -93,6 +94,7 @@ def _chosen(
         outcome=None if outcome is None else Outcome(outcome),
         parent=_parent(parent),
         unchanged_for=unchanged_for,
+        failed=failed,
         prefix=caller_of(request).prefix,
     )
 

@@ -20,6 +20,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from core import errors
 from core.batches import batch as batches
 from core.batches import callbacks
 from core.batches.lifecycle import LIVE, Duty, State
@@ -40,10 +41,13 @@ _BY_BATCH: Final = (
 )
 
 
-def condemn(tx: Connection, batch_id: int) -> bool:
+def condemn(tx: Connection, batch_id: int, state: State | None = None) -> bool:
     """Step 1, which also cancels a live batch. Returns False if the batch has a debt to its parent or must end its
-    children, which must be done first. Raises `errors.BatchNotFound`."""
+    children, which must be done first. With `state`, only a batch in this state is condemned. Raises
+    `errors.BatchNotFound`, `StateConflict`."""
     batch, now = batches.lock(tx, batch_id)
+    if state not in (None, batch.state):
+        raise errors.StateConflict(batch_id, batch.state, state)
     is_live = batch.state in LIVE
     owes = batch.parent_due is not None or (is_live and batch.parent_batch is not None)
     owes |= batch.children_due is Duty.END

@@ -52,8 +52,8 @@ class Outcome(StrEnum):
 class Filter:
     """The conditions for a batch; all that are given must hold. A batch has all of `labels`, and perhaps others.
     `parent` is a batch's id, or one of its items. `opened_after` is inclusive, `opened_before` exclusive.
-    `unchanged_for`: seconds for which a live batch has not changed. `prefix` is the one that the caller is limited
-    to."""
+    `unchanged_for`: seconds for which a live batch has not changed. `failed`: it has failed items. `prefix` is the one
+    that the caller is limited to."""
 
     state: State | None = None
     key: str | None = None
@@ -64,6 +64,7 @@ class Filter:
     outcome: Outcome | None = None
     parent: int | ItemId | None = None
     unchanged_for: int | None = None
+    failed: bool = False
     prefix: str | None = None
 
     def check(self) -> None:
@@ -126,6 +127,8 @@ class Filter:
         conditions = [_has_label(name, value) for name, value in self.labels.items()]
         if self.unchanged_for is not None:
             conditions.append(_table.updated_at <= tables.clock(tx) - timedelta(seconds=self.unchanged_for))
+        if self.failed:
+            conditions.append(_table.failed > 0)
         if self.outcome is Outcome.SUCCEEDED:
             conditions.append(_succeeds())
         elif self.outcome is Outcome.FAILED:

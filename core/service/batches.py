@@ -13,6 +13,7 @@ from core.acks.call import request_fingerprint
 from core.batches import batch as batches
 from core.batches import (
     descendants,
+    failure_search,
     failures,
     group_counts,
     history,
@@ -28,6 +29,7 @@ from core.batches import (
     writing,
 )
 from core.batches.batch import Batch
+from core.batches.lifecycle import LIVE, State
 from core.batches.update import KEEP, Keep
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
@@ -169,11 +171,14 @@ class BatchService:
         if batch.children_due is not None:
             self._acks.pay(*descendants.settle(self._database, [batch.id], seconds=descendants.PATIENCE).owing)
 
-    def delete(self, batch: int) -> None:
-        """Cancel the batch, notify its parent, and remove it."""
-        if not self._database.write(purge.condemn, batch):
+    def delete(self, batch: int, state: State | None = None) -> None:
+        """Cancel the batch, notify its parent, and remove it; with `state`, only if it is in this state. Raises
+        `errors.StateConflict`."""
+        if not self._database.write(purge.condemn, batch, state):
             self._settle(self.get(batch))
-            if not self._database.write(purge.condemn, batch):
+            if state in LIVE:
+                state = State.CANCELLED
+            if not self._database.write(purge.condemn, batch, state):
                 raise errors.Unavailable(
                     f"batch {batch} is cancelled, but its parent can't be updated, or its children, at the moment"
                 )
@@ -210,6 +215,19 @@ class BatchService:
         """How many batches the filter selects, by state. Raises `errors.InvalidRequest` like `page`."""
         chosen.check()
         return self._database.read(search.counts, chosen)
+
+    def find_failures(
+        self,
+        conditions: search.Filter,
+        text: str | None = None,
+        *,
+        place: failure_search.Place | None = None,
+        limit: int = 100,
+    ) -> failure_search.FailurePage:
+        """The failures, from the place on, of the batches that the filter selects; with `text`, those whose reason
+        contains it. Raises `errors.InvalidRequest` like `page`."""
+        conditions.check()
+        return self._database.read(lambda tx: failure_search.page(tx, conditions, text, place=place, limit=limit))
 
     def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.RangePage]:
         def read(tx: Connection) -> tuple[Batch, ranges.RangePage]:

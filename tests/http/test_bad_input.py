@@ -474,7 +474,7 @@ def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Clie
     assert http.get(f"/{'x' * 1000}").json()["detail"].startswith(f"there is no path /{'x' * 199}…; ")
     for method, path, methods in (
         ("GET", "/v1/acks", "POST"),
-        ("DELETE", "/v1/failures", "POST"),
+        ("DELETE", "/v1/failures", "GET, POST"),
         ("PUT", "/v1/batches", "POST"),
         ("POST", "/v1/batches/1/pending", "GET"),
         ("PUT", "/v1/batches/1", "GET"),

@@ -47,6 +47,7 @@ EXPORTED = [
     "Explanation",
     "Extended",
     "FailedRange",
+    "Failure",
     "FailureReason",
     "FailureReasons",
     "Fence",

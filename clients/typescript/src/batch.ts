@@ -1,6 +1,6 @@
 /** A producer's handle for a batch: from `client.open(…)` or `client.batch(7)`. */
 
-import { LONGEST_HOLD, batchPath, pages, rest, signalOf } from "./calls.js";
+import { LONGEST_HOLD, type Query, batchPath, pages, rest, signalOf } from "./calls.js";
 import { InvalidArgument, NotRefreshed, WaitTimeout } from "./errors.js";
 import { DEFAULT_GROUP_SIZE, ItemIds } from "./ids.js";
 import {
@@ -213,9 +213,13 @@ export class BatchHandle {
     return this.#service.ask("POST", batchPath(this.id, "redrive"), { ...call, body }, redriven);
   }
 
-  /** Delete the batch. A live batch is cancelled first. */
-  async delete(options: CallOptions = {}): Promise<void> {
-    await this.#service.call("DELETE", batchPath(this.id), signalOf(options));
+  /**
+   * Delete the batch. A live batch is cancelled first. `state`: only if it is in this state; else rejects with a
+   * `Conflict` of the code `state_conflict`.
+   */
+  async delete(options: CallOptions & { state?: Batch["state"] } = {}): Promise<void> {
+    const query: Query = options.state === undefined ? [] : [["state", options.state]];
+    await this.#service.call("DELETE", batchPath(this.id), { ...signalOf(options), query });
   }
 
   /** Fetch the current state of the batch. */

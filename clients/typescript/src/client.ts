@@ -5,7 +5,7 @@ import { BatchHandle, type PageOptions } from "./batch.js";
 import { LONGEST_HOLD, type Query, pages, resolve, rest, signalOf } from "./calls.js";
 import { InvalidArgument } from "./errors.js";
 import type { Ids } from "./masks.js";
-import { type AckResult, type Appended, type Batch, type Counts, type Event, type EventPage, camel } from "./models.js";
+import { type AckResult, type Appended, type Batch, type Counts, type Event, type EventPage, type Failure, camel } from "./models.js";
 import type { components } from "./schema.js";
 import { type CallOptions, type ClientOptions, type KeyOptions, Service, now } from "./service.js";
 
@@ -65,16 +65,23 @@ export interface Filters {
   parent?: number | string;
   /** Seconds for which an open or sealed batch has not changed. */
   unchangedFor?: number;
+  /** If true, batches with failed items, in any state. */
+  failed?: boolean;
 }
 
 export interface BatchesOptions extends PageOptions, Filters {
   state?: Batch["state"];
 }
 
+export interface FailuresOptions extends BatchesOptions {
+  /** A part of the reason. */
+  text?: string;
+}
+
 export interface CountsOptions extends CallOptions, Filters {}
 
 function filtered(filters: Filters): Query {
-  const { key, keyPrefix, openedAfter, openedBefore, outcome, parent, unchangedFor } = filters;
+  const { key, keyPrefix, openedAfter, openedBefore, outcome, parent, unchangedFor, failed } = filters;
   const values = {
     key,
     key_prefix: keyPrefix,
@@ -83,6 +90,7 @@ function filtered(filters: Filters): Query {
     outcome,
     parent,
     unchanged_for: unchangedFor,
+    failed: failed === true ? true : undefined,
   };
   const query: Query = [];
   for (const [name, value] of Object.entries(values)) {
@@ -175,6 +183,18 @@ export class Client {
     const query = filtered(options);
     if (options.state !== undefined) query.push(["state", options.state]);
     return pages(this.#service, "/v1/batches", "batches", query, camel<Schemas["Batch"]>, options, 100);
+  }
+
+  /**
+   * The failed items whose reason has this text, in upper or lower case, or all that have a reason: the newest batch
+   * first. `state` and the filters choose batches as in `batches`. The service has no index of reasons, so this reads all
+   * failures of these batches, some thousands per request.
+   */
+  failures(options: FailuresOptions = {}): AsyncGenerator<Failure, void, undefined> {
+    const query = filtered(options);
+    if (options.state !== undefined) query.push(["state", options.state]);
+    if (options.text !== undefined) query.push(["text", options.text]);
+    return pages(this.#service, "/v1/failures", "failures", query, camel<Schemas["Failure"]>, options, 100);
   }
 
   /** The number of batches in each state, with the filters of `batches`. */

@@ -2,7 +2,7 @@
 
 export { Acker, type AckerOptions } from "./acker.js";
 export { BatchHandle, type CancelOptions, type ExtendOptions, type PageOptions, type RedriveOptions, type ReopenOptions, type UpdateOptions, type WaitOptions } from "./batch.js";
-export { type BatchesOptions, Client, type CountsOptions, type EventsOptions, type Fence, type Filters, type FollowOptions, type NewEvent, type OpenOptions } from "./client.js";
+export { type BatchesOptions, Client, type CountsOptions, type EventsOptions, type FailuresOptions, type Fence, type Filters, type FollowOptions, type NewEvent, type OpenOptions } from "./client.js";
 export * from "./errors.js";
 export { DEFAULT_GROUP_SIZE, type ItemId, ItemIds, itemId, parseItemId } from "./ids.js";
 export type { Ids } from "./masks.js";
@@ -16,6 +16,7 @@ export {
   type EventPage,
   type Explanation,
   type FailedRange,
+  type Failure,
   type HistoryPoint,
   type PendingRange,
   type Redriven,

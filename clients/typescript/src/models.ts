@@ -42,6 +42,9 @@ export interface PendingRange extends Camel<Schemas["Range"]> {
   readonly ids: ItemIds;
 }
 
+/** A failed item and why it failed; `key`: that of its batch. */
+export type Failure = Camel<Schemas["Failure"]>;
+
 /** A range of failed or of skipped items. `reasons` maps ids to their reasons; ids without a reason are missing. */
 export interface FailedRange extends PendingRange {
   readonly reasons: Readonly<Record<string, string>>;

@@ -1127,7 +1127,13 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * Find failures
+         * @description The failed items whose reason has this text, in all batches or in those that the filter selects: the newest batch
+         *     first, and within a batch the lowest item. Items that failed without a reason are left out. There is no index of
+         *     reasons, so a page examines at most about 10,000 failures and may be empty while `next` is set.
+         */
+        get: operations["find_failures"];
         put?: never;
         /**
          * Fail items
@@ -1566,6 +1572,22 @@ export interface components {
             reasons: {
                 [key: string]: string;
             };
+        };
+        /** Failure */
+        Failure: {
+            item: string;
+            /** Format: int64 */
+            batch: number;
+            /** @description the key of its batch */
+            key: string | null;
+            reason: string;
+            /** Format: date-time */
+            failed_at: string;
+        };
+        /** FailurePage */
+        FailurePage: {
+            failures: components["schemas"]["Failure"][];
+            next: string | null;
         };
         /** Fence */
         Fence: {
@@ -3176,7 +3198,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_live" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "nothing_pending" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
+            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_live" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "nothing_pending" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "state_conflict" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
             /** @description a sentence for people */
             detail: string;
         };
@@ -3282,6 +3304,8 @@ export interface operations {
                 parent?: string;
                 /** @description live batches that have not changed for this number of seconds */
                 unchanged_for?: number;
+                /** @description batches with failed items, in any state */
+                failed?: boolean;
             };
             header?: never;
             path?: never;
@@ -3485,6 +3509,8 @@ export interface operations {
                 parent?: string;
                 /** @description live batches that have not changed for this number of seconds */
                 unchanged_for?: number;
+                /** @description batches with failed items, in any state */
+                failed?: boolean;
             };
             header?: never;
             path?: never;
@@ -3656,7 +3682,10 @@ export interface operations {
     };
     delete_batch: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description only if the batch is in this state */
+                state?: "open" | "sealed" | "complete" | "expired" | "cancelled";
+            };
             header?: never;
             path: {
                 /** @example 7 */
@@ -3693,6 +3722,15 @@ export interface operations {
             };
             /** @description `batch_not_found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `state_conflict` */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9442,6 +9480,108 @@ export interface operations {
             };
             /** @description `unsupported_media_type` */
             415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    find_failures: {
+        parameters: {
+            query?: {
+                /** @description a part of the reason, in upper or lower case */
+                text?: string;
+                state?: "open" | "sealed" | "complete" | "expired" | "cancelled";
+                limit?: number;
+                /** @description `next` of the previous page */
+                cursor?: string;
+                key?: string;
+                /** @description the beginning of the key */
+                key_prefix?: string;
+                /** @description name:value; repeat to require several labels */
+                label?: string[];
+                /** @description opened at this time or later */
+                opened_after?: string;
+                /** @description opened earlier than this */
+                opened_before?: string;
+                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures exceeded their tolerance */
+                outcome?: "succeeded" | "failed" | "exceeded";
+                /** @description children of this batch, or the child of this item */
+                parent?: string;
+                /** @description live batches that have not changed for this number of seconds */
+                unchanged_for?: number;
+                /** @description batches with failed items, in any state */
+                failed?: boolean;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FailurePage"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };
