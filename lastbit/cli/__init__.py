@@ -21,7 +21,7 @@ from lastbit.cli.batches import (
 )
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
-from lastbit.cli.items import ack, fail, pending, reasons, redrive, skip
+from lastbit.cli.items import ack, fail, failures, pending, reasons, redrive, skip
 from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
 from lastbit.cli.tokens import token
@@ -43,6 +43,7 @@ for _command in (
     explain,
     pending,
     reasons,
+    failures,
     redrive,
     list_batches,
     counts,

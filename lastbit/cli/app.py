@@ -104,7 +104,7 @@ def end(code: int) -> NoReturn:
 
 def yes_option(command: F) -> F:
     """Adds `--yes` to a command that calls `confirm`."""
-    return click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")(command)
+    return click.option("--yes", is_flag=True, help="Don't ask for confirmation.")(command)
 
 
 def confirm(yes: bool, question: Callable[[], str]) -> None:

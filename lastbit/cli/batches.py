@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime
 from typing import Any, Literal
 
 import click
 
 from lastbit import _calls, _traces
-from lastbit.cli import batch_list, rendering
+from lastbit.cli import batch_list, rendering, selections
 from lastbit.cli.app import Session, Signed, confirm, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, LIMIT, NONE, WHOLE, OrNone, Whole, labels
 from lastbit.cli.faults import sent_once
-from lastbit.cli.filters import filter_options
+from lastbit.cli.filters import filter_options, state_option
 from lastbit.cli.output import plain, safe
+from lastbit.cli.selections import Selection
 from lastbit.models import Callback
 from lastbit.search import Filters, query
 
@@ -231,15 +233,40 @@ def update(
 
 
 @click.command(
-    epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --reason 'the wrong catalog' --children --yes")
+    epilog=examples(
+        "lastbit cancel 7",
+        "lastbit cancel catalog-42 --reason 'the wrong catalog' --children --yes",
+        "lastbit cancel --key-prefix catalog- --unchanged-for 1d",
+    )
 )
-@click.argument("batch", type=BATCH)
+@click.argument("batch", type=BATCH, required=False)
 @click.option("--reason", help="Why, for people: the event, explain and the page show it.")
 @click.option("--children", is_flag=True, help="Also cancel the live batches below it, at any depth.")
+@selections.selection_options
 @yes_option
 @session
-def cancel(s: Session, batch: int, reason: str | None, children: bool, yes: bool) -> None:
-    """End BATCH now; later acks are rejected."""
+def cancel(s: Session, batch: int | None, reason: str | None, children: bool, selection: Selection, yes: bool) -> None:
+    """End BATCH now, or all batches that filters choose.
+
+    Later acks are rejected. Filters choose open and sealed batches; they are counted first, and you are asked to type
+    their number.
+    """
+    if selection.check(batch):
+        run = str(uuid.uuid4())
+        below = " with all live batches below them" if children else ""
+        action = selections.Action(
+            "cancel",
+            "cancelled",
+            lambda handle, _: handle.cancel(reason=reason, children=children, idempotency_key=run),
+            lambda choice: (
+                f"Cancel {choice.described()}{below} with {rendering.number(choice.pending, 'pending item')}?\n"
+                "Later acks are rejected."
+            ),
+            selections.LIVE,
+        )
+        selections.act(s, selection, action, yes=yes)
+        return
+    assert batch is not None
     below = " with all live batches below it" if children else ""
     confirm(yes, lambda: f"Cancel {_described(s, batch)}{below}? Later acks are rejected.")
     cancelled = s.client.batch(batch).cancel(reason=reason, children=children)
@@ -250,21 +277,49 @@ def cancel(s: Session, batch: int, reason: str | None, children: bool, yes: bool
 
 
 @click.command(
-    epilog=examples("lastbit reopen 7", "lastbit reopen catalog-42 --deadline 2h --reason 'the disk is back'")
+    epilog=examples(
+        "lastbit reopen 7",
+        "lastbit reopen catalog-42 --deadline 2h --reason 'the disk is back'",
+        "lastbit reopen --state expired --since 2h --deadline 6h",
+    )
 )
-@click.argument("batch", type=BATCH)
+@click.argument("batch", type=BATCH, required=False)
 @click.option("--deadline", type=OrNone(DEADLINE), help="When it expires if it is unfinished, as in open, or none.")
 @click.option("--reason", help="Why, for readers of the event.")
 @click.option("--idempotency-key", help="A repeat with the same key has no further effect.")
+@selections.selection_options
+@click.option("--yes", is_flag=True, help="With filters: don't ask for confirmation.")
 @session
 def reopen(
-    s: Session, batch: int, deadline: datetime | str | None, reason: str | None, idempotency_key: str | None
+    s: Session,
+    batch: int | None,
+    deadline: datetime | str | None,
+    reason: str | None,
+    idempotency_key: str | None,
+    selection: Selection,
+    yes: bool,
 ) -> None:
-    """Bring back BATCH, which was cancelled or has expired.
+    """Reopen BATCH, or all batches that filters choose.
 
-    It is open or sealed again, as before, with all that was resolved. A deadline that has passed must be replaced.
+    A batch that was cancelled or has expired is open or sealed again, as before, with all that was resolved. A deadline
+    that has passed must be replaced. With filters, the batches are counted first, and you are asked to type their
+    number.
     """
     changes: dict[str, Any] = {} if deadline is None else {"deadline": None if deadline == NONE else deadline}
+    if selection.check(batch):
+        run = idempotency_key or str(uuid.uuid4())
+        moment = f" --deadline {deadline.isoformat()}" if isinstance(deadline, datetime) else ""
+        action = selections.Action(
+            "reopen",
+            "reopened",
+            lambda handle, _: handle.reopen(**changes, reason=reason, idempotency_key=run),
+            lambda choice: f"Reopen {choice.described()} with {rendering.number(choice.pending, 'pending item')}?",
+            ("cancelled", "expired"),
+            again=f"--idempotency-key {run}{moment}",
+        )
+        selections.act(s, selection, action, yes=yes)
+        return
+    assert batch is not None
     batch_state = s.client.batch(batch).reopen(**changes, reason=reason, idempotency_key=idempotency_key)
     if s.output.as_json:
         s.output.document(batch_state)
@@ -272,12 +327,33 @@ def reopen(
         s.output.show(rendering.batch_lines(batch_state))
 
 
-@click.command(epilog=examples("lastbit delete 7", "lastbit delete catalog-42 --yes"))
-@click.argument("batch", type=BATCH)
+@click.command(
+    epilog=examples(
+        "lastbit delete 7",
+        "lastbit delete catalog-42 --yes",
+        "lastbit delete --state expired --until 30d",
+    )
+)
+@click.argument("batch", type=BATCH, required=False)
+@selections.selection_options
 @yes_option
 @session
-def delete(s: Session, batch: int, yes: bool) -> None:
-    """Delete BATCH with all its data. A batch that has not ended is cancelled first."""
+def delete(s: Session, batch: int | None, selection: Selection, yes: bool) -> None:
+    """Delete BATCH, or all batches that filters choose.
+
+    All data goes. A batch that has not ended is cancelled first. With filters, the batches are counted first, and you
+    are asked to type their number; one whose state changes after that is not deleted.
+    """
+    if selection.check(batch):
+        action = selections.Action(
+            "delete",
+            "deleted",
+            lambda handle, state: handle.delete(state=state),
+            lambda choice: f"Delete {choice.described()} with all their data?\nThey can't be restored.",
+        )
+        selections.act(s, selection, action, yes=yes)
+        return
+    assert batch is not None
     confirm(yes, lambda: f"Delete {_described(s, batch)}? It can't be restored.")
     s.client.batch(batch).delete()
     s.output.answer({"deleted": batch}, f"[bold]batch {batch}[/] is deleted")
@@ -327,13 +403,8 @@ def explain(s: Session, batch: int) -> None:
         "lastbit list --json --limit 100 | jq -r .next",
     ),
 )
-@click.option(
-    "--state",
-    type=click.Choice(["open", "sealed", "complete", "expired", "cancelled"]),
-    help="Only batches in this state.",
-)
+@state_option
 @filter_options
-@click.option("--failed", is_flag=True, help="Only batches with failed items, in any state.")
 @click.option(
     "--sort",
     "order",
@@ -350,7 +421,6 @@ def list_batches(
     s: Session,
     state: str | None,
     filters: Filters,
-    failed: bool,
     order: str,
     is_reversed: bool,
     limit: int,
@@ -358,16 +428,14 @@ def list_batches(
 ) -> None:
     """List batches, newest first.
 
-    The service applies all filters but --failed. The command itself applies --failed, for which it also reads batches
-    without failed items, and --sort and --reverse, for which it reads all batches that match, a thousand per call.
+    The service applies the filters. --sort and --reverse read all batches that match, a thousand per call.
     """
-    selection = batch_list.Selection(query(filters, state), failed)
     is_sorted = order != "opened" or is_reversed
     if is_sorted and cursor is not None:
         raise click.UsageError("--cursor can't be combined with --sort or --reverse: it continues a list newest first")
     following: str | None = None
-    with s.output.counter("batches read", is_shown=is_sorted or failed) as count:
-        reader = batch_list.Reader(s.client.driver, selection, count)
+    with s.output.counter("batches read", is_shown=is_sorted) as count:
+        reader = batch_list.Reader(s.client.driver, query(filters, state), count)
         if is_sorted:
             shown, has_more = reader.ordered(limit, order, is_reversed)
         else:

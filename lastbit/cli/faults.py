@@ -43,7 +43,8 @@ Exit codes:
   3  ack, fail: something was rejected; watch: the batch ended without
      success, or not in time; verify: the counts disagree with the bits;
      repair --dry-run: there is something to repair;
-     webhooks test: not delivered
+     webhooks test: not delivered; with filters, cancel, reopen,
+     delete and redrive: the service refused some batches
   130  interrupted with Ctrl-C; 0 for commands with --follow
   141  the reader of the output, such as head, closed the pipe
 """

@@ -15,6 +15,12 @@ from lastbit.search import Filters, Outcome
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def state_option(command: F) -> F:
+    """Adds `--state` to a command."""
+    states = ["open", "sealed", "complete", "expired", "cancelled"]
+    return click.option("--state", type=click.Choice(states), help="Only batches in this state.")(command)
+
+
 def filter_options(command: F) -> F:
     """Adds the options to a command, and passes them as `filters`."""
 
@@ -44,6 +50,7 @@ def filter_options(command: F) -> F:
         type=DURATION,
         help="Only open and sealed batches that have not changed for this time: seconds, or 15m, 12h, 7d, 2w.",
     )
+    @click.option("--failed", is_flag=True, help="Only batches with failed items, in any state.")
     @wraps(command)
     def with_filters(
         *arguments: Any,
@@ -55,6 +62,7 @@ def filter_options(command: F) -> F:
         outcome: Outcome | None,
         parent: str | None,
         unchanged_for: int | None,
+        failed: bool,
         **options: Any,
     ) -> Any:
         filters = Filters(
@@ -66,6 +74,7 @@ def filter_options(command: F) -> F:
             outcome=outcome,
             parent=parent,
             unchanged_for=unchanged_for,
+            failed=failed or None,
         )
         return command(*arguments, filters=filters, **options)
 

@@ -1,23 +1,29 @@
-"""Commands for items: ack, fail, skip, pending, reasons, redrive."""
+"""Commands for items: ack, fail, skip, pending, reasons, redrive, failures."""
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Literal
 
 import click
 
 from lastbit import errors
-from lastbit.cli import rendering
+from lastbit.cli import rendering, selections
 from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import BATCH, DURATION, LIMIT, Whole
+from lastbit.cli.arguments import BATCH, LIMIT, Whole
 from lastbit.cli.by_reason import ByReason
-from lastbit.cli.faults import NOT_SUCCEEDED, not_repeatable
+from lastbit.cli.faults import NOT_SUCCEEDED, sent_once
+from lastbit.cli.filters import filter_options, state_option
 from lastbit.cli.output import plain
+from lastbit.cli.selections import Selection
 from lastbit.cli.standard_input import chunks
+from lastbit.failures import Failure
 from lastbit.models import AckResult, Batch, FailedRange, PendingRange
+from lastbit.search import Filters
 
 MOST_LOOKED_UP = 100
 """Maximum batches of a command that are read to find out whether its failures cancelled them."""
@@ -206,34 +212,61 @@ def reasons(s: Session, batch: int, limit: int) -> None:
         "lastbit redrive catalog-42",
         "lastbit redrive 7 --reason 'no such file' --note 'the mount is back' --yes",
         "lastbit redrive 7 --pending --unchanged-for 1h",
+        "lastbit redrive --key-prefix catalog- --since 24h --reason 'no such file'",
     )
 )
-@click.argument("batch", type=BATCH)
+@click.argument("batch", type=BATCH, required=False)
 @click.option("--reason", help="Only items that failed for this reason.  [default: all failed items]")
 @click.option("--note", help="A text for the producer.")
 @click.option("--pending", is_flag=True, help="The pending items instead, except those of nested batches.")
-@click.option("--unchanged-for", type=DURATION, help="With --pending: only if nothing has changed for this long.")
+@click.option("--idempotency-key", help="A repeat with the same key has no further effect.")
+@selections.selection_options
 @yes_option
 @session
 def redrive(
     s: Session,
-    batch: int,
+    batch: int | None,
     reason: str | None,
     note: str | None,
     pending: bool,
-    unchanged_for: int | None,
+    idempotency_key: str | None,
+    selection: Selection,
     yes: bool,
 ) -> None:
-    """Ask the producer to send failed or pending items of BATCH again.
+    """Ask the producer to send failed or pending items again.
 
-    This appends an event to the feed, which the producer must follow (client.redrives in Python). The items stay as
-    they are until they are acked.
+    Those of BATCH, or of all batches that filters choose. This appends an event to the feed for each batch, which the
+    producer must follow (client.redrives in Python). The items stay as they are until they are acked. With --pending,
+    --unchanged-for also applies to BATCH. With filters, the batches are counted first, and you are asked to type their
+    number.
     """
     kind = "pending" if pending else "failed"
-    chosen = f"all {kind} items" if reason is None else f"the items that failed for {reason!r}"
-    confirm(yes, lambda: f"Ask for {chosen} of batch {batch} again?")
-    not_repeatable()
-    redrive = s.client.batch(batch).redrive(reason=reason, note=note, pending=pending, unchanged_for=unchanged_for)
+    phrase = "" if reason is None else f"the items that failed for {reason!r}"
+    unchanged_for = selection.filters.get("unchanged_for")
+    options: dict[str, Any] = {"reason": reason, "note": note, "pending": pending}
+    if selection.check(batch, "unchanged_for"):
+        key = idempotency_key or str(uuid.uuid4())
+        options |= {"unchanged_for": unchanged_for if pending else None, "idempotency_key": key}
+        action = selections.Action(
+            "redrive",
+            "redriven",
+            lambda handle, _: handle.redrive(**options),
+            lambda choice: (
+                f"Ask for {phrase or f'all {getattr(choice, kind):,} {kind} items'} of {choice.described()} again?"
+            ),
+            selections.LIVE if pending else (*selections.LIVE, "complete"),
+            lambda batch: batch.pending > 0 if pending else batch.failed > 0,
+            f"--idempotency-key {key}",
+        )
+        if not pending:
+            selection = replace(selection, filters={**selection.filters, "failed": True})
+        selections.act(s, selection, action, yes=yes)
+        return
+    assert batch is not None
+    confirm(yes, lambda: f"Ask for {phrase or f'all {kind} items'} of batch {batch} again?")
+    redrive = s.client.batch(batch).redrive(
+        **options, unchanged_for=unchanged_for, idempotency_key=sent_once(idempotency_key)
+    )
     s.output.answer(
         redrive,
         f"[bold]batch {batch}[/]  asked for {rendering.number(redrive.count, f'{kind} item')} again, "
@@ -241,3 +274,39 @@ def redrive(
         f"[dim]they are resolved once their producer has sent them again; if they are not: does it follow redrives? "
         f"lastbit status {batch} shows the counts[/]",
     )
+
+
+@click.command(
+    epilog=examples(
+        "lastbit failures --text 'disk is full'",
+        "lastbit failures --text timeout --key-prefix catalog- --since 24h",
+        "lastbit failures --text timeout --json | jq -r '.failures[].batch' | sort -u",
+    )
+)
+@click.option("--text", help="Only failures whose reason has this text, in upper or lower case.")
+@state_option
+@filter_options
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number of failures.")
+@session
+def failures(s: Session, text: str | None, state: str | None, filters: Filters, limit: int) -> None:
+    """Find failed items by a text in their reason.
+
+    It searches all batches, or those that filters choose, the newest first. Items that failed without a reason are left
+    out. There is no index of reasons: this reads the failures of all these batches until it has found enough.
+    """
+    with s.output.counter("failures found") as count:
+        matching = s.client.failures(text, state=state, page_size=min(limit, 1000), **filters)
+        entries: list[Failure] = []
+        for failure in islice(matching, limit):
+            entries.append(failure)
+            count(len(entries))
+        has_more = len(entries) == limit and next(matching, None) is not None
+    if s.output.as_json:
+        s.output.document({"failures": entries, "more": has_more})
+        return
+    for failure in entries:
+        s.output.say(rendering.failure(failure))
+    if not entries:
+        s.output.say("no failures")
+    elif has_more:
+        s.output.say("[dim]There are more; --limit shows more of them.[/]")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lastbit.cli.output import plain_text, safe, styled
 from lastbit.errors import ItemRejected
-from lastbit.failures import FailureReasons
+from lastbit.failures import Failure, FailureReasons
 from lastbit.ids import ItemIds
 from lastbit.models import (
     AckResult,
@@ -368,6 +368,12 @@ def reasons(found: FailureReasons) -> list[str]:
     if not found.exact:
         lines.append(f"[yellow]a sample:[/] {found.examined:,} of {number(found.failed, 'failed item')} were examined")
     return lines
+
+
+def failure(entry: Failure) -> str:
+    """A failure on one line, with the key of its batch."""
+    key = "" if entry.key is None else f" {safe(entry.key)}"
+    return f"[bold]{entry.item}[/]{key}  [dim]{entry.failed_at:%Y-%m-%d %H:%M:%S}[/]  {why(entry.reason)}"
 
 
 def _period(first: datetime, last: datetime) -> str:

@@ -49,6 +49,7 @@ COMMANDS = [
         "explain",
         "pending",
         "reasons",
+        "failures",
         "redrive",
     ),
     *("list", "counts", "cancel", "reopen", "delete", "verify", "repair"),

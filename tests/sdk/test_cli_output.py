@@ -33,7 +33,6 @@ from lastbit.models import FailedRange, HistoryPoint
 from tests.sdk.conftest import Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
-from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT
 
 HOSTILE = "job:fire:1 [red]x[/] \x1b[2J\x07 \u202e \x9b1m end\\"
@@ -232,45 +231,6 @@ def test_inexact_counts_say_so(scripted_service: ScriptedService) -> None:
     lines = Lastbit(scripted_service.url).ok("counts").splitlines()
     assert [line.split() for line in lines[:3]] == [["open", "1,500"], ["sealed", "0"], ["total", "1,500"]]
     assert lines[3:] == ["There are more batches: the service did not count all of them."]
-
-
-def test_failed_batches_are_selected_page_by_page(scripted_service: ScriptedService) -> None:
-    """In pages of a thousand. A batch that is opened between two calls changes nothing."""
-    start = datetime(2026, 5, 4, 12, tzinfo=UTC)
-    batches: list[dict[str, Any]] = [
-        {
-            **BATCH,
-            "id": id,
-            "failed": int(id % 500 == 0),
-            "created_at": (start - timedelta(minutes=5000 - id)).isoformat(),
-        }
-        for id in range(5000, 0, -1)
-    ]
-
-    def reply(request: Seen) -> Reply:
-        if len(scripted_service.seen) == 2 and batches[0]["id"] == 5000:
-            batches.insert(0, {**batches[1], "id": 5001})
-        query = dict(parse_qsl(urlsplit(request.path).query))
-        older = [batch for batch in batches if batch["id"] < int(query.get("cursor", 9999))]
-        page = older[: int(query["limit"])]
-        return 200, {}, {"batches": page, "next": str(page[-1]["id"]) if len(page) < len(older) else None}
-
-    def listed(*options: str) -> tuple[list[int], str | None, list[str]]:
-        scripted_service.seen.clear()
-        document = Lastbit(scripted_service.url).json("list", *options)
-        queries = [request.path.removeprefix("/v1/batches?") for request in scripted_service.seen]
-        return [batch["id"] for batch in document["batches"]], document["next"], queries
-
-    scripted_service.reply = reply
-    assert listed("--failed", "--limit", "1") == (
-        [5000],
-        "5000",
-        ["limit=1000", "limit=1", "limit=1000&cursor=5001", "limit=1&cursor=5001"],
-    )
-    ids, next_cursor, queries = listed("--failed", "--limit", "10")
-    assert (ids, next_cursor, len(queries)) == (list(range(5000, 0, -500)), None, 6)
-    ids, next_cursor, queries = listed("--failed", "--sort", "opened", "--reverse", "--limit", "2")
-    assert (ids, next_cursor, len(queries)) == ([500, 1000], None, 6)
 
 
 @pytest.mark.parametrize("name", ["events", "commands"])
@@ -516,6 +476,8 @@ def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_p
     assert f"the client adds /v1 itself, so use the address {lastbit.url} (404 not_found)" in doubled["message"]
 
 
+CHOSEN = "--state open --key k --key-prefix p --label a:b --since 2h --until 1h --parent 7 --unchanged-for 1h --failed"
+"""The filters of most commands."""
 EVERY_FIELD = [
     "open --key k --label a:b --items 1 --sealed --seal-at 5 --group-size 64 --parent 1:0:0 --expires-in 1h "
     "--deadline 1h --tolerated-failures 1 --tolerated-failure-percentage 2 --on-exceeded cancel --callback https://a.b "
@@ -534,13 +496,21 @@ EVERY_FIELD = [
     "pending 7 --limit 5 --failed",
     "pending 7 --limit 5 --skipped",
     "reasons 7 --limit 5",
-    "redrive 7 --reason r --note n --pending --unchanged-for 1h",
-    "list --state open --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --limit 5 "
-    "--unchanged-for 1h --cursor c",
-    "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --unchanged-for 1h",
+    "redrive 7 --reason r --note n --pending --unchanged-for 1h --idempotency-key i",
+    f"redrive {CHOSEN} --yes",
+    "redrive --outcome failed --yes",
+    f"failures {CHOSEN} --outcome failed --text t --limit 5",
+    f"list {CHOSEN} --outcome failed --limit 5 --cursor c",
+    "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --unchanged-for 1h "
+    "--failed",
     "cancel 7 --reason r --children",
+    f"cancel {CHOSEN} --outcome exceeded --yes",
     "reopen 7 --deadline 1h --reason r --idempotency-key i",
+    "reopen --state expired --key k --key-prefix p --label a:b --since 2h --until 1h --outcome exceeded --parent 7 "
+    "--failed --yes",
+    "reopen --unchanged-for 1h --yes",
     "delete 7",
+    f"delete {CHOSEN} --outcome exceeded --yes",
     "verify 7",
     "repair 7 --dry-run",
     "events --after 5 --type a --batch 7 --limit 5",
