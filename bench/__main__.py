@@ -15,6 +15,7 @@ QUESTIONS = (
     "embedded",
     "once",
     "bulk",
+    "trillion",
     "extend",
     "status",
     "search",
