@@ -121,7 +121,7 @@ def run(scale: Scale, share: float | None = None) -> None:
         memory = measure.memory(service.process.pid, "VmHWM")
     columns = [first, first.times(rest.masks), rest, rest.times(MASKS)]
     measure.show(
-        f"{ITEMS:,} items in {MASKS:,} masks: {everything.masks:,} are sent by one worker, which is killed {KILLS} times",
+        f"{ITEMS:,} items in {MASKS:,} masks: {everything.masks:,} sent by a worker that is killed {KILLS} times",
         ["", "the first of them", "the rest, foretold", "the rest, measured", "all, extrapolated"],
         [
             ["masks", *(f"{cost.masks:,}" for cost in columns)],
