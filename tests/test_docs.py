@@ -33,7 +33,7 @@ from tests.spark.conftest import LOOPBACK
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import ROOT, MariaDB, run_module, running_service
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 README = ROOT / "README.md"
 
@@ -436,6 +436,7 @@ with Client() as client:
         ("handlers", ""),
         ("patterns", ""),
         ("without-a-service", ""),
+        ("performance", ""),
     ],
 )
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
