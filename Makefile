@@ -123,7 +123,7 @@ prose: $(READY) ## measure the prose; LIST=1: what to rewrite, COMPARE=1
 twins: $(READY) ## write the SDK's awaited classes after its others
 	$(BIN)/python -m scripts.async_twins
 
-openapi: $(READY) ## write openapi.yaml from the application
+openapi: $(READY) ## write openapi.yaml and the page of calls, from the app
 	$(BIN)/python -m scripts.openapi
 
 openapi-lint: ## lint openapi.yaml with Redocly and Spectral; needs Node 20

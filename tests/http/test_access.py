@@ -141,13 +141,6 @@ def test_each_role_can_call_exactly_the_routes_that_allow_it(service: Service, r
             assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
 
 
-def test_the_table_of_roles_matches_the_routes() -> None:
-    """docs/access.md has each route once, with its roles and whether limited tokens may call it."""
-    rows = re.findall(r"^\| `([A-Z]+ /[^`]*)` \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/access.md").read_text(), re.M)
-    expected = {route: (", ".join(rule.roles), "yes" if rule.limited else "no") for route, rule in ASKED}
-    assert {route: (roles, is_limited) for route, roles, is_limited in rows} == expected
-
-
 def test_a_route_without_a_rule_is_refused_to_everyone() -> None:
     """Whether or not it has the usual class, and even where no token is required."""
     app = create(Settings())
