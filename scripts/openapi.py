@@ -1,5 +1,5 @@
-"""Write openapi.yaml, the contract, and docs/reference/calls.md, its calls with their roles, from the app. A test checks
-that they are equal."""
+"""Write openapi.yaml, the contract, and docs/reference/calls.md, its calls with their roles, from the app. A test
+checks that they are equal."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from tests.http.test_fast_path import JSON, Wire, chunked, request
 from tests.http.test_main import run
 from tests.mutants import mutant
 from tests.support.exposition import eventually
-from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_file
+from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 RULES = [(f"{method} {path}", rule) for method, path, rule in rules(create(Settings()).fastapi)]
 ASKED = [(route, rule) for route, rule in RULES if not rule.everybody]
