@@ -92,12 +92,14 @@ def earlier(folder: Path) -> Release:
 
 
 def later(folder: Path, *statements: str) -> Release:
-    """This checkout with one more migration, revision 9999, that executes the statements."""
+    """This checkout with one more migration, revision 9999, that executes the statements. The tables of a new database
+    are those of this checkout, so the way down is empty."""
     for name in CODE:
         shutil.copytree(ROOT / name, folder / name)  # including the compiled files
     newest = schema.newest()
     (folder / "migrations/versions/v9999_later.py").write_text(
         f"from alembic import op\n\nrevision = '9999'\ndown_revision = {newest!r}\n\n\n"
+        "def downgrade() -> None:\n    pass\n\n\n"
         "def upgrade() -> None:\n" + "".join(f"    op.execute({statement!r})\n" for statement in statements)
     )
     return Release(folder)
