@@ -66,7 +66,9 @@ export const history = (id, signal) => get(`/v1/batches/${id}/history`, {}, sign
 export const progress = (id, signal) => get(`/v1/batches/${id}/progress`, {}, signal);
 export const explain = (id, signal) => get(`/v1/batches/${id}/explain`, {}, signal);
 export const deliveries = (id, signal) => get(`/v1/batches/${id}/deliveries`, {}, signal);
-export const cancel = (id, body = {}) => post(`/v1/batches/${id}/cancel`, body);
+export const cancel = (id, body = {}, key = newKey()) => post(`/v1/batches/${id}/cancel`, body, { "Idempotency-Key": key });
+export const deleteBatch = (id, state) => call(`/v1/batches/${id}${query({ state })}`, { method: "DELETE" });
+export const failures = (filter, signal) => get("/v1/failures", filter, signal);
 export const reopen = (id, body, key) => post(`/v1/batches/${id}/reopen`, body, { "Idempotency-Key": key });
 export const processes = (signal) => get("/v1/processes", {}, signal);
 export const instances = (process, filter, signal) => get(`/v1/processes/${encodeURIComponent(process)}`, filter, signal);

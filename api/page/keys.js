@@ -5,7 +5,7 @@ import { showDialog } from "./dialogs.js";
 import { make } from "./dom.js";
 import { prefer, preferred } from "./preferences.js";
 
-const ROWS = ".batches .name, .table tbody th a, .processes .named, .log .of a, .by-reason button, .ranges .range, .tree .named a";
+const ROWS = ".batches .name, .table tbody th a, .processes .named, .log .of a, .by-reason button, .ranges .range, .failures a.event, .tree .named a";
 const SEARCH = "[role='search'] input";
 
 const main = document.getElementById("main");

@@ -1,14 +1,14 @@
 // The list of batches that match the filter, newest first, with state and progress, and their number by state.
 
+import { actionsOn, askToActOnAll } from "./act-on-all.js";
 import * as api from "./api.js";
-import { askToCancelAll, canMatchLive } from "./bulk-cancel.js";
 import { fill, make, say, setText } from "./dom.js";
 import { filterAddress, filterForm, isNarrow, queryOf, readFilter } from "./filter.js";
 import { isLive, number, percent, since, soFar, title } from "./format.js";
 import { follow, repeat } from "./live.js";
 import { sorted } from "./order.js";
 import { labelLinks, noItems, progressBar, resolvedOf, stateMark, trouble } from "./pieces.js";
-import { may, needsToken } from "./session.js";
+import { needsToken } from "./session.js";
 import { skeleton } from "./views.js";
 
 const STEP = 50;
@@ -47,7 +47,7 @@ export function listView(main) {
   let counting = 0;
   const rows = new Map();
   const form = filterForm();
-  const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel these…");
+  const act = make("button.cancel", { type: "button", hidden: true, onclick: askToAct }, "Act on all…");
   const wrong = trouble();
   const heads = make("div.heads", { role: "row" });
   const list = make("div", { role: "rowgroup" });
@@ -55,7 +55,7 @@ export function listView(main) {
   const partly = make("p.quiet.partly", { hidden: true });
   const empty = make("div.empty", { hidden: true });
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Show more");
-  main.append(make("div.title", {}, make("h1", {}, "Batches"), make("div.actions", {}, cancel)), form.node, wrong.node, partly, table, empty, more);
+  main.append(make("div.title", {}, make("h1", {}, "Batches"), make("div.actions", {}, act)), form.node, wrong.node, partly, table, empty, more);
   const waiting = skeleton(main);
 
   const looking = repeat(look, failedToLook);
@@ -88,10 +88,10 @@ export function listView(main) {
     return false;
   }
 
-  const canCancel = () => may("produce") && isNarrow(filter) && canMatchLive(filter);
+  const canAct = () => (filter.state || isNarrow(filter)) && actionsOn(filter).length > 0;
 
-  function askToCancel() {
-    askToCancelAll(queryOf(filter), () => {
+  function askToAct() {
+    askToActOnAll(queryOf(filter), () => {
       looking.now();
       counts.now();
     });
@@ -166,7 +166,7 @@ export function listView(main) {
     // A row that has moved has lost the focus.
     if (focused?.isConnected) focused.focus({ preventScroll: true });
     waiting.remove();
-    cancel.hidden = !canCancel() || !(found.length || isMore);
+    act.hidden = !canAct() || !(found.length || isMore);
     table.hidden = !found.length;
     partly.hidden = !isMore || !found.length || isNewestFirst(order);
     setText(partly, `Only the newest ${number(found.length)} batches are in this order; older ones are not loaded.`);
@@ -184,7 +184,7 @@ export function listView(main) {
       wanted = isNewestFirst(order) ? STEP : SORTED;
       form.show(filter);
       showHeads();
-      if (!canCancel()) cancel.hidden = true;
+      if (!canAct()) act.hidden = true;
       looking.now();
       counts.now();
     },

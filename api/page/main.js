@@ -4,6 +4,7 @@ import { batchView } from "./batch.js";
 import { groupsView, groupView } from "./consumer-groups.js";
 import { showDialog } from "./dialogs.js";
 import { fill, make } from "./dom.js";
+import { failuresView } from "./failures.js";
 import { commandsView, feedView } from "./feed.js";
 import { keepTimes } from "./format.js";
 import { itemView } from "./item.js";
@@ -31,6 +32,7 @@ const VIEWS = [
   ["/", listView],
   ["/batches/{id}", batchView],
   ["/stuck", stuckView],
+  ["/failures", failuresView],
   ["/items/[id]", itemView],
   ["/processes", processesView],
   ["/processes/[process]", instancesView],

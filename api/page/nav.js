@@ -18,6 +18,7 @@ const ifUsed = (section) => () => !isLimited() && used.includes(section);
 const SECTIONS = [
   ["batches", "Batches", "#/", everybody],
   ["stuck", "Stuck", "#/stuck", everybody],
+  ["failures", "Failures", "#/failures", everybody],
   ["feed", "Feed", "#/feed", everybody],
   ["processes", "Processes", "#/processes", ifUsed("processes")],
   ["commands", "Commands", "#/commands", ifUsed("commands")],

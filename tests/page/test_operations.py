@@ -385,12 +385,15 @@ def guarded_url() -> Iterator[str]:
         yield running.url
 
 
-EVERYTHING = ["Batches", "Stuck", "Feed", "Processes", "Commands", "Consumer groups", "Tallies", "Webhooks", "Tokens"]
+EVERYTHING = [
+    *("Batches", "Stuck", "Failures", "Feed", "Processes", "Commands", "Consumer groups", "Tallies"),
+    *("Webhooks", "Tokens"),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "sections"),
-    [("boss", EVERYTHING), ("looker", EVERYTHING[:7]), ("shop", ["Batches", "Stuck", "Feed"])],
+    [("boss", EVERYTHING), ("looker", EVERYTHING[:8]), ("shop", ["Batches", "Stuck", "Failures", "Feed"])],
 )
 def test_a_session_sees_only_what_it_may(page: Page, guarded_url: str, name: str, sections: list[str]) -> None:
     """Sections that the service would refuse are not shown, nor are buttons; each shown section opens without an

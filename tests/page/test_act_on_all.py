@@ -1,4 +1,4 @@
-"""Cancelling all live batches that match a filter, and the tree of a batch, in a real browser.
+"""Acting on all batches that match a filter, finding failures, and the tree of a batch, in a real browser.
 
 What could go wrong: a batch is cancelled that the preview did not count; one that could not be cancelled looks
 cancelled; a session that may only read sees the button; the tree shows another batch's children, or old counts.
@@ -39,15 +39,15 @@ def test_exactly_the_previewed_batches_are_cancelled(
     other = open_batch(api, key="other")
     page.goto(f"{service_url}/#/")
     expect(page.locator(".batch").first).to_be_visible()
-    expect(page.get_by_role("button", name="Cancel these…")).to_be_hidden()
+    expect(page.get_by_role("button", name="Act on all…")).to_be_hidden()
     page.get_by_label("Key").fill(f"{word}-none")
     expect(page.get_by_text("No batch matches")).to_be_visible()
-    expect(page.get_by_role("button", name="Cancel these…")).to_be_hidden()
+    expect(page.get_by_role("button", name="Act on all…")).to_be_hidden()
     page.get_by_label("Key").fill(word)
-    page.get_by_role("button", name="Cancel these…").click()
+    page.get_by_role("button", name="Act on all…").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("status")).to_contain_text("10 live batches with 20 pending items")
-    expect(dialog.get_by_role("list", name="To be cancelled").get_by_role("listitem")).to_have_count(8)
+    expect(dialog.get_by_role("list", name="Chosen").get_by_role("listitem")).to_have_count(8)
     expect(dialog).to_contain_text("and 2 more")
     result = Axe().run(page)
     assert result.violations_count == 0, result.generate_report()
@@ -60,8 +60,10 @@ def test_exactly_the_previewed_batches_are_cancelled(
     page.route(busy, lambda route: route.fulfill(status=503, json={"code": "unavailable", "detail": "too busy"}))
     dialog.get_by_label("Type").fill("10")
     confirm.click()
-    expect(dialog.get_by_role("status")).to_have_text("8 batches cancelled, 1 had ended already, 1 not cancelled.")
-    failures = dialog.get_by_role("list", name="Not cancelled").get_by_role("listitem")
+    expect(dialog.get_by_role("status")).to_have_text(
+        "8 batches cancelled, 1 had changed and was left alone, 1 refused."
+    )
+    failures = dialog.get_by_role("list", name="Refused").get_by_role("listitem")
     expect(failures).to_have_count(1)
     expect(failures).to_contain_text("too busy")
     expect(failures).to_contain_text(f"batch {batches[3]}")
@@ -70,7 +72,7 @@ def test_exactly_the_previewed_batches_are_cancelled(
     assert (state(api, batches[3]), state(api, batches[0])) == ("sealed" if 3 % 2 == 0 else "open", "complete")
     page.unroute(busy)
     dialog.get_by_role("button", name="Try 1 again").click()
-    expect(dialog.get_by_role("status")).to_have_text("9 batches cancelled, 1 had ended already.")
+    expect(dialog.get_by_role("status")).to_have_text("9 batches cancelled, 1 had changed and was left alone.")
     dialog.get_by_role("button", name="Close").click()
     expect(page.locator(".states [data-value='cancelled']")).to_have_text("cancelled 9")
     assert {state(api, batch) for batch in batches[1:]} == {"cancelled"}
@@ -92,8 +94,64 @@ def test_a_batch_that_is_sealed_during_the_search_counts_once(page: Page, api: h
         route.continue_()
 
     page.route(re.compile(r"/v1/batches\?.*state=sealed"), seal_first)
-    page.get_by_role("button", name="Cancel these…").click()
+    page.get_by_role("button", name="Act on all…").click()
     expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("2 live batches with 2 pending items")
+
+
+def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, complaints: list[str]) -> None:
+    """Those that fit the filter are offered. Reopened, redriven, and deleted, except a batch that came back."""
+    key = uuid.uuid4().hex
+    batches = [open_batch(api, key=key, items=2) for _ in range(3)]
+    for batch in batches:
+        api.post(f"/v1/batches/{batch}/cancel").raise_for_status()
+    page.goto(f"{service_url}/#/?key={key}&state=cancelled")
+    expect(page.locator(".batch")).to_have_count(3)
+    dialog = page.get_by_role("dialog")
+
+    def act(what: str, done: str) -> None:
+        page.get_by_role("button", name="Act on all…").click()
+        dialog.get_by_label("What to do").select_option(what)
+        expect(dialog.get_by_role("status")).to_contain_text("3 batches with")
+        result = Axe().run(page)
+        assert result.violations_count == 0, result.generate_report()
+        dialog.get_by_label("Type").fill("3")
+        dialog.get_by_role("button", name="3 batches").click()
+        expect(dialog.get_by_role("status")).to_have_text(done)
+        dialog.get_by_role("button", name="Close").click()
+
+    page.get_by_role("button", name="Act on all…").click()
+    expect(dialog.get_by_label("What to do").get_by_role("option")).to_have_text(["Reopen", "Delete"])
+    page.keyboard.press("Escape")
+    act("Reopen", "3 batches reopened.")
+    assert {state(api, batch) for batch in batches} == {"open"}
+    for batch in batches:
+        api.post("/v1/failures", json={"items": [f"{batch}:0:0"], "reason": "The disk is full"}).raise_for_status()
+    page.goto(f"{service_url}/#/?key={key}")
+    act("Send failed items again", "3 batches redriven.")
+    for batch in batches:
+        events = api.get("/v1/events", params={"batch": batch}).json()["events"]
+        assert [event["type"] for event in events].count("batch.redrive") == 1
+    page.goto(f"{service_url}/#/failures")
+    page.get_by_label("Reason").fill("DISK")
+    page.get_by_label("Key").fill(key)
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("list", name="Failures").get_by_role("listitem")).to_have_count(3)
+    expect(page.get_by_role("status").first).to_have_text("3 failures.")
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
+    page.get_by_role("link", name=f"{batches[2]}:0:0").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(key)
+    page.goto(f"{service_url}/#/?key={key}")
+    page.route(
+        re.compile(rf"/v1/batches/{batches[0]}\?state=open"),
+        lambda route: (api.post(f"/v1/batches/{batches[0]}/seal").raise_for_status(), route.continue_())[1],
+    )
+    act("Delete", "2 batches deleted, 1 had changed and was left alone.")
+    assert state(api, batches[0]) == "sealed"
+    assert [api.get(f"/v1/batches/{batch}").status_code for batch in batches[1:]] == [404, 404]
+    assert len(complaints) == 1
+    assert "409" in complaints[0]
+    complaints.clear()
 
 
 def test_a_reader_sees_no_button(page: Page) -> None:
@@ -108,7 +166,7 @@ def test_a_reader_sees_no_button(page: Page) -> None:
             page.get_by_label("Token").fill(secrets[role])
             page.get_by_role("button", name="Sign in").click()
             expect(page.locator(f".batch[data-batch='{batch}']")).to_be_visible()
-            expect(page.get_by_role("button", name="Cancel these…")).to_have_count(count)
+            expect(page.get_by_role("button", name="Act on all…")).to_have_count(count)
             page.get_by_role("button", name="Sign out").click()
             expect(page.get_by_label("Token")).to_be_visible()
 

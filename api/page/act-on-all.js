@@ -1,0 +1,216 @@
+// Acting on all batches that match the filter of the list: they are collected and shown first, and exactly those are
+// acted on after a typed confirmation, each by a call of its own. The service judges each once more, so one that has
+// changed since is left alone, and all of it can be repeated.
+
+import * as api from "./api.js";
+import { showDialog } from "./dialogs.js";
+import { fill, make, say, setText } from "./dom.js";
+import { count, number, title } from "./format.js";
+import { may } from "./session.js";
+
+const MOST = 5000;
+const NAMED = 8;
+const AT_ONCE = 4;
+
+// What has become of a batch that doesn't take the action any more.
+const CHANGED = ["batch_complete", "batch_expired", "batch_cancelled", "batch_live", "batch_not_found", "state_conflict", "nothing_failed"];
+
+// `states`: those in which a batch takes the action; `has`: the items that make it worth it; `send`: the call for a batch.
+const ACTIONS = [
+  {
+    name: "Cancel",
+    done: "cancelled",
+    role: "produce",
+    states: ["open", "sealed"],
+    kind: ["live batch", "live batches"],
+    has: "pending",
+    words: (pending) => `Acks that still come for ${pending === 1 ? "it" : "them"} will be rejected.`,
+    send: (batch, { text, key }) => api.cancel(batch.id, { reason: text }, key),
+  },
+  {
+    name: "Send failed items again",
+    short: "Redrive",
+    done: "redriven",
+    role: "produce",
+    states: ["open", "sealed", "complete"],
+    kind: ["batch", "batches"],
+    has: "failed",
+    only: { failed: true },
+    words: () => "Their producers are asked for them, by an event for each batch. They stay failed until they are acked.",
+    send: (batch, { text, key }) => api.redrive(batch.id, { note: text }, key),
+  },
+  {
+    name: "Reopen",
+    done: "reopened",
+    role: "produce",
+    states: ["cancelled", "expired"],
+    kind: ["batch", "batches"],
+    has: "pending",
+    words: () => "They take acks again. One whose deadline has passed is refused: reopen it by itself.",
+    send: (batch, { text, key }) => api.reopen(batch.id, { reason: text }, key),
+  },
+  {
+    name: "Delete",
+    done: "deleted",
+    role: "admin",
+    states: ["open", "sealed", "complete", "expired", "cancelled"],
+    kind: ["batch", "batches"],
+    has: "pending",
+    words: () => "All that is known of these batches will be gone, and can’t be restored.",
+    send: (batch) => api.deleteBatch(batch.id, batch.state),
+  },
+];
+
+// The states of the filter in which batches take the action.
+const statesOf = (action, { state, outcome }) =>
+  action.states.filter((each) => (!state || state === each) && (!["succeeded", "failed"].includes(outcome) || each === "complete"));
+
+// The actions that fit the filter, and that the session may do.
+export const actionsOn = (filter) => ACTIONS.filter((action) => may(action.role) && statesOf(action, filter).length);
+
+// `done` is called once the dialog is closed after batches were acted on.
+export function askToActOnAll(filter, done) {
+  const closed = new AbortController();
+  const key = api.newKey(); // neither a second try nor a lost answer redrives a batch twice
+  const actions = actionsOn(filter);
+  const choice = make(
+    "select",
+    { id: "action", onchange: chosen },
+    actions.map(({ name }) => make("option", { value: name }, name)),
+  );
+  const status = make("p.progress-line", { role: "status" });
+  const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
+  const preview = make("div");
+  const text = make("input", { id: "reason", maxlength: 4000, autocomplete: "off" });
+  const textWord = make("span");
+  const texts = make("label.typed", { for: "reason", hidden: true }, textWord, text);
+  const word = make("input", { id: "typed", autocomplete: "off", inputmode: "numeric", oninput: typed });
+  const confirmation = make("label.typed", { for: "typed", hidden: true });
+  const wrong = make("ul.ranges.failures", { hidden: true, "aria-label": "Refused" });
+  const close = make("button", { type: "button", onclick: () => dialog.close() }, "Leave them");
+  const doIt = make("button.danger", { type: "submit", disabled: true });
+  const chooser = make("label.typed", { for: "action" }, make("span", {}, "What to do"), choice);
+  let action = null;
+  let collecting = new AbortController();
+  let waiting = []; // batches to act on
+  let needed = null; // the number to type
+  let acted = 0;
+  let changed = 0;
+  const dialog = showDialog(
+    "Act on all that match",
+    make("form", { onsubmit: submitted }, chooser, status, bar, preview, texts, confirmation, wrong, make("div.buttons", {}, close, doIt)),
+  );
+  dialog.addEventListener("close", () => {
+    closed.abort();
+    if (acted) done();
+  });
+  chosen();
+
+  function chosen() {
+    collecting.abort();
+    collecting = new AbortController();
+    action = actions.find(({ name }) => name === choice.value);
+    waiting = [];
+    needed = null;
+    doIt.disabled = true;
+    confirmation.hidden = texts.hidden = true;
+    word.value = "";
+    fill(preview);
+    setText(doIt, action.short ?? action.name);
+    setText(status, "Looking for them…");
+    const signal = AbortSignal.any([closed.signal, collecting.signal]);
+    collect(signal).catch((error) => {
+      if (!signal.aborted) setText(status, error.message);
+    });
+  }
+
+  async function collect(signal) {
+    const found = new Map(); // by id: a batch may be sealed between two queries, and be in both
+    let isMore = false;
+    for (const state of statesOf(action, filter)) {
+      let cursor = null;
+      do {
+        const page = await api.batches({ ...filter, ...action.only, state, limit: 1000, cursor }, signal);
+        for (const batch of page.batches) found.set(batch.id, batch);
+        cursor = page.next;
+        setText(status, `Looking for them: ${number(found.size)} so far…`);
+      } while (cursor !== null && found.size < MOST);
+      isMore ||= cursor !== null || found.size > MOST;
+    }
+    waiting = [...found.values()].slice(0, MOST);
+    if (!waiting.length) return setText(status, `No ${action.kind[0]} matches.`);
+    const items = waiting.reduce((sum, batch) => sum + batch[action.has], 0);
+    setText(
+      status,
+      `${isMore ? "The first " : ""}${count(waiting.length, ...action.kind)} with ${count(items, `${action.has} item`)}. ${action.words(items)}`,
+    );
+    fill(
+      preview,
+      make("ul.ranges", { "aria-label": "Chosen" }, waiting.slice(0, NAMED).map((batch) => make("li", {}, ...named(batch)))),
+      waiting.length > NAMED ? make("p.quiet", {}, `and ${number(waiting.length - NAMED)} more`) : null,
+    );
+    texts.hidden = action.name === "Delete";
+    setText(textWord, action.only ? "Note for the producers" : "Reason");
+    needed = String(waiting.length);
+    fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
+    confirmation.hidden = false;
+    setText(doIt, `${action.short ?? action.name} ${count(waiting.length, "batch", "batches")}`);
+    // The choice keeps the focus: another one may follow.
+    if (document.activeElement !== choice) word.focus();
+  }
+
+  const named = (batch) => [make("span.event", {}, title(batch)), make("span.many", {}, `batch ${batch.id}`)];
+
+  function typed() {
+    doIt.disabled = word.value.trim() !== needed;
+  }
+
+  async function submitted(event) {
+    event.preventDefault();
+    if (doIt.disabled || !waiting.length) return;
+    const all = waiting;
+    const left = [...all];
+    const refusals = [];
+    let finished = 0;
+    waiting = [];
+    doIt.disabled = true;
+    chooser.hidden = texts.hidden = confirmation.hidden = wrong.hidden = preview.hidden = true;
+    bar.hidden = false;
+    bar.max = all.length;
+    setText(close, "Stop");
+    const report = () => {
+      bar.value = finished;
+      setText(status, `${number(finished)} of ${number(all.length)}…`);
+    };
+    report();
+    await Promise.all(
+      Array.from({ length: AT_ONCE }, async () => {
+        while (left.length && !closed.signal.aborted) {
+          const batch = left.shift();
+          try {
+            await action.send(batch, { text: text.value || null, key });
+            acted++;
+          } catch (error) {
+            if (CHANGED.includes(error.code)) changed++;
+            else refusals.push([batch, error]);
+          }
+          finished++;
+          report();
+        }
+      }),
+    );
+    if (closed.signal.aborted) return;
+    waiting = refusals.map(([batch]) => batch);
+    bar.hidden = true;
+    const parts = [`${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} had changed and ${changed === 1 ? "was" : "were"} left alone`, refusals.length && `${number(refusals.length)} refused`];
+    setText(status, `${parts.filter(Boolean).join(", ")}.`);
+    say(status.textContent);
+    wrong.hidden = !refusals.length;
+    fill(wrong, refusals.slice(0, NAMED).map(([batch, error]) => make("li", {}, ...named(batch), make("span.reason", {}, error.message))));
+    setText(close, "Close");
+    doIt.hidden = !refusals.length;
+    doIt.disabled = false;
+    setText(doIt, `Try ${number(refusals.length)} again`);
+    (refusals.length ? doIt : close).focus();
+  }
+}

@@ -1,0 +1,92 @@
+// Failures of all batches whose reason has a text, the newest batch first. The search is part of the address.
+
+import * as api from "./api.js";
+import { fill, make, setText } from "./dom.js";
+import { count, since } from "./format.js";
+import { reasonMark, trouble } from "./pieces.js";
+import { address } from "./views.js";
+
+const STEP = 100;
+const HOPS = 10; // calls of one search: with a rare text, most pages are empty
+
+export function failuresView(main) {
+  document.title = "Failures · Lastbit";
+  const text = make("input", { id: "text", type: "search", placeholder: "a part of the reason", autocomplete: "off", autocapitalize: "off", spellcheck: "false", maxlength: 4000 });
+  const prefix = make("input", { id: "prefix", type: "search", placeholder: "begins with", autocomplete: "off", autocapitalize: "off", spellcheck: "false", maxlength: 255 });
+  const form = make(
+    "form.filter.find",
+    { role: "search", "aria-label": "Search failures", onsubmit: submitted },
+    make("label", { for: "text" }, make("span", {}, "Reason"), text),
+    make("label", { for: "prefix" }, make("span", {}, "Key"), prefix),
+    make("button", { type: "submit" }, "Search"),
+  );
+  const wrong = trouble();
+  const status = make("p.quiet", { role: "status" });
+  const list = make("ul.ranges.failures", { "aria-label": "Failures" });
+  const more = make("button.more", { type: "button", hidden: true, onclick: search }, "Search on");
+  main.append(make("div.title", {}, make("h1", {}, "Failures")), form, wrong.node, status, list, more);
+  let wanted = {};
+  let cursor = null;
+  let found = 0;
+  let searching = new AbortController();
+
+  function submitted(event) {
+    event.preventDefault();
+    const there = address("/failures", { text: text.value.trim(), key_prefix: prefix.value });
+    if (there === location.hash) restart();
+    else location.hash = there;
+  }
+
+  function restart() {
+    searching.abort();
+    searching = new AbortController();
+    cursor = null;
+    found = 0;
+    fill(list);
+    search();
+  }
+
+  async function search() {
+    const { signal } = searching;
+    more.hidden = true;
+    setText(status, "Searching…");
+    try {
+      let missing = STEP;
+      for (let hop = 0; hop < HOPS && missing > 0; hop++) {
+        const page = await api.failures({ ...wanted, limit: missing, cursor }, signal);
+        list.append(...page.failures.map(line));
+        found += page.failures.length;
+        missing -= page.failures.length;
+        cursor = page.next;
+        if (cursor === null) break;
+      }
+      wrong.clear();
+    } catch (error) {
+      if (signal.aborted) return;
+      wrong.show(error);
+    }
+    if (signal.aborted) return;
+    more.hidden = cursor === null;
+    setText(status, `${found ? count(found, "failure") : "No failure"}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
+  }
+
+  return {
+    show(parameters) {
+      wanted = { text: parameters.get("text") ?? "", key_prefix: parameters.get("key_prefix") ?? "" };
+      text.value = wanted.text;
+      prefix.value = wanted.key_prefix;
+      restart();
+    },
+    stop: () => searching.abort(),
+  };
+}
+
+const line = ({ item, batch, key, reason, failed_at: at }) =>
+  make(
+    "li",
+    {},
+    make("a.event", { href: `#/batches/${batch}` }, key || `Batch ${batch}`),
+    make("a.many", { href: `#/items/${encodeURIComponent(item)}` }, make("code", {}, item)),
+    reasonMark(reason),
+    make("span.when", {}, since(at)),
+  );
