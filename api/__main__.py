@@ -58,7 +58,7 @@ LISTENERS = 64
 """Duplicates of the listening socket in the event loop. The loop accepts one connection per iteration and socket, and
 under overload its iterations are long: with one socket, the last of two thousand new clients would wait for seconds.
 Several workers have one socket each, as a fast worker would otherwise accept all connections."""
-CLIENTS: Final = {"LASTBIT_URL", "LASTBIT_TOKEN"}
+CLIENTS: Final = {"LASTBIT_URL", "LASTBIT_TOKEN", "LASTBIT_PROFILE"}
 """Variables that only clients read."""
 LIKENESS: Final = 0.82
 """The least likeness of a misspelled setting to a real one. Below are the variables that Kubernetes sets for a Service
@@ -300,12 +300,12 @@ def _greet_once_listening(listener: socket.socket, greeting: Callable[[], None])
 
 def _greet(settings: Settings, database: str, port: int) -> None:
     """Print the service's address, its database and a first command to try. Elsewhere than on a terminal, standard
-    error is a log of JSON lines."""
-    if not sys.stderr.isatty():
-        log.info("serving", version=programs.version(), database=database)
-        return
+    error is a log of JSON lines, which has the address too."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104  # compared only
     url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+    if not sys.stderr.isatty():
+        log.info("serving", url=url, version=programs.version(), database=database)
+        return
     # In a checkout, the command is in the interpreter's folder, which may not be on the path.
     program = "lastbit" if shutil.which("lastbit") else f"{os.path.relpath(sys.prefix)}/bin/lastbit"
     flag = "" if url == "http://127.0.0.1:8000" else f" --url {url}"

@@ -412,18 +412,19 @@ _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = 
     _complete,
     _ended,
     _failed,
-    _failures_exceeded,
+    _waiting_for_children,
     _not_sealed,
     _pending,
     _oldest_untouched_group,
-    _waiting_for_children,
+    _failures_exceeded,
     _failed_incomplete,
     _parent_not_told,
     _children_not_told,
     _webhook_not_delivered,
     _ending_without_worker,
 )
-"""The rules, in the order of their reasons in the explanation. Add a rule for a new reason."""
+"""The rules, in the order of their reasons in the explanation: first what holds the batch up. Add a rule for a new
+reason."""
 
 
 def _idle(subject: _Subject) -> tuple[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 
 
@@ -18,6 +19,7 @@ def examples(*lines: str) -> str:
     return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
+@cache
 def version() -> str:
     """The version of the installed wheel, or of the SDK if that is installed from the same checkout."""
     for distribution in ("lastbit-server", "lastbit"):

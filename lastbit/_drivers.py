@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Request, Service
+from lastbit.errors import ServiceUnreachable
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -27,6 +28,11 @@ def unpicklable(connected: object) -> NoReturn:
         "a client of Lastbit, or what it has made, can't be sent to another process: make the client there. In Spark, "
         "lastbit.spark.ack(df) acks a frame from the executors"
     )
+
+
+def without_frames(error: ServiceUnreachable) -> ServiceUnreachable:
+    """The error without the frames of this package: its sentence says all, and should not stand below twenty lines."""
+    return error.with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,10 @@ class Driver:
 
     def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""
-        step = self._advance(call(self.service, *args, **kwargs))
+        try:
+            step = self._advance(call(self.service, *args, **kwargs))
+        except ServiceUnreachable as error:
+            raise without_frames(error) from None
         assert isinstance(step, _Returned), "a flow that emits is for iterate"
         return step.value
 
@@ -60,8 +69,11 @@ class Driver:
         return self._values(call(self.service, *args, **kwargs))
 
     def _values(self, flow: Flow[None]) -> Iterator[Any]:
-        while isinstance(step := self._advance(flow), Emit):
-            yield step.value
+        try:
+            while isinstance(step := self._advance(flow), Emit):
+                yield step.value
+        except ServiceUnreachable as error:
+            raise without_frames(error) from None
 
     def _advance(self, flow: Flow[T]) -> Emit | _Returned[T]:
         """Carry out the flow until it emits a value or returns one."""
@@ -108,7 +120,10 @@ class AsyncDriver:
 
     async def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""
-        step = await self._advance(call(self.service, *args, **kwargs))
+        try:
+            step = await self._advance(call(self.service, *args, **kwargs))
+        except ServiceUnreachable as error:
+            raise without_frames(error) from None
         assert isinstance(step, _Returned), "a flow that emits is for iterate"
         return step.value
 
@@ -119,8 +134,11 @@ class AsyncDriver:
         return self._values(call(self.service, *args, **kwargs))
 
     async def _values(self, flow: Flow[None]) -> AsyncIterator[Any]:
-        while isinstance(step := await self._advance(flow), Emit):
-            yield step.value
+        try:
+            while isinstance(step := await self._advance(flow), Emit):
+                yield step.value
+        except ServiceUnreachable as error:
+            raise without_frames(error) from None
 
     async def _advance(self, flow: Flow[T]) -> Emit | _Returned[T]:
         """Carry out the flow until it emits a value or returns one."""

@@ -185,8 +185,8 @@ class BatchHandle(_Handle):
         """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or without limit. Goes on while
         the service is restarted.
 
-        `progress=True` draws a bar with rate and estimate on standard error (needs `lastbit[cli]`); a function is
-        called with the batch about once a second instead. Raises `WaitTimeout`.
+        `progress=True` draws a bar with rate and estimate on standard error, or writes lines if that is no terminal
+        (needs `lastbit[cli]`); a function is called with the batch about once a second instead. Raises `WaitTimeout`.
         """
         with _watching(progress) as watcher:
             hold = _calls.LONGEST_HOLD if watcher is None else 1
@@ -344,8 +344,8 @@ class AsyncBatchHandle(_Handle):
         """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or without limit. Goes on while
         the service is restarted.
 
-        `progress=True` draws a bar with rate and estimate on standard error (needs `lastbit[cli]`); a function is
-        called with the batch about once a second instead. Raises `WaitTimeout`.
+        `progress=True` draws a bar with rate and estimate on standard error, or writes lines if that is no terminal
+        (needs `lastbit[cli]`); a function is called with the batch about once a second instead. Raises `WaitTimeout`.
         """
         with _watching(progress) as watcher:
             hold = _calls.LONGEST_HOLD if watcher is None else 1

@@ -1,4 +1,4 @@
-"""The progress bar of a batch: the resolved items, the rate, and the estimated time left.
+"""The progress of a batch, as a bar or as lines: the resolved items, the rate, and the estimated time left.
 
 An estimate is possible only for a sealed batch. For an open batch, which may still grow, the bar shows "not sealed".
 """
@@ -68,16 +68,53 @@ class Pace:
         return f"{text}, about {duration(batch.pending / rate)} left" if rate > 0 else text
 
 
+def percent(part: int, whole: int) -> str:
+    """`99.95 %`: 100 only when all is done, 0 only when nothing is. `percent` in api/page/format.js is the same."""
+    if part >= whole:
+        return "100 %"
+    if 0 < part * 10_000 < whole:
+        return "<0.01 %"
+    share = 100 * part / whole
+    digits = 2 if share >= 99 or share < 1 else 1 if share >= 90 or share < 10 else 0
+    scale = 10**digits
+    return f"{100 * part * scale // whole / scale:g} %"
+
+
+class Lines:
+    """Prints a plain line for each change of a batch, where no bar can be drawn. `show` prints one."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        self._show = show
+        self._pace = Pace()
+        self._last: tuple[str, int, int] | None = None
+
+    def __call__(self, batch: Batch) -> None:
+        self._pace.saw(batch)
+        counts = (batch.state, batch.resolved, batch.items)
+        if counts == self._last:
+            return
+        self._last = counts
+        share = percent(batch.resolved, batch.items) if batch.items else "no items"
+        self._show(
+            f"batch {batch.id} {batch.state}: {batch.resolved:,} of {batch.items:,} resolved, {share}, "
+            f"{self._pace.words(batch)}"
+        )
+
+
 @contextmanager
 def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
-    """A live bar, by default on standard error. Call the yielded function with the batch at each poll. Raises
-    `MissingExtra` without rich."""
+    """A live bar, by default on standard error; elsewhere than on a terminal or in a notebook, a line for each change.
+    Call the yielded function with the batch at each poll. Raises `MissingExtra` without rich."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
     except ImportError as cause:
         raise MissingExtra("cli", "a progress bar") from cause
 
+    console = console or Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield Lines(lambda line: print(line, file=console.file, flush=True))
+        return
     columns = (
         TextColumn("batch {task.description}"),
         TextColumn("[{task.fields[style]}]{task.fields[state]:<9}"),
@@ -86,7 +123,7 @@ def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
         TextColumn("{task.fields[failures]}"),
         TextColumn("[dim]{task.fields[pace]}"),
     )
-    with Progress(*columns, console=console or Console(stderr=True), expand=True) as progress:
+    with Progress(*columns, console=console, expand=True) as progress:
         task = progress.add_task("", total=None, state="", style="dim", failures="", items=0, pace="")
         pace = Pace()
 

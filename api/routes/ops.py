@@ -13,6 +13,7 @@ from api.access.rules import needs, open_to_all
 from api.metrics import exposition
 from api.problems import documented
 from api.routes.route import GuardedRoute
+from core import programs
 from lastbit.tokens import Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["operations"])
@@ -22,10 +23,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["operations"])
 @router.get("/healthz", responses=documented())
 @open_to_all
 async def get_health() -> dict[str, str]:
-    """The process is alive."""
+    """The process is alive. `version` is its release."""
     # Not in a thread of the pool: while the database doesn't respond, all threads may wait for it. The health check
     # would fail, and the orchestrator would kill the process.
-    return {"status": "ok"}
+    return {"status": "ok", "version": programs.version()}
 
 
 @router.head("/readyz", name="head_readiness", responses=documented())

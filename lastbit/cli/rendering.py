@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,7 @@ from lastbit.models import (
     TreeProgress,
     Verification,
 )
-from lastbit.progress import STATE_STYLES, duration
+from lastbit.progress import STATE_STYLES, duration, percent
 
 BAR_WIDTH = 40
 BARS = "▁▂▃▄▅▆▇█"
@@ -66,6 +67,8 @@ BATCHES = Layout(
 )
 
 
+PARAGRAPH = 80
+"""Columns of sentences, in a pipe too."""
 LINES = "\n\t"
 """Reasons are often tracebacks, which are read line by line."""
 
@@ -88,11 +91,8 @@ def title(batch: int, key: str | None) -> str:
 
 
 def share(batch: Batch) -> str:
-    """The resolved share. It is 100 % only when nothing is pending."""
-    if not batch.items:
-        return "no items"
-    thousandths = batch.resolved * 1000 // batch.items
-    return f"{thousandths / 10:.1f} %"
+    """The resolved share."""
+    return percent(batch.resolved, batch.items) if batch.items else "no items"
 
 
 def moment(time: datetime, now: datetime) -> str:
@@ -294,10 +294,18 @@ def cancellation(batch: Batch) -> str:
 
 
 def explanation(details: Explanation) -> list[str]:
-    """One sentence per reason, and the commands that have the items sent again."""
+    """A paragraph per reason, and the commands that have the items sent again."""
     verdict = "[green]done[/]" if details.done else "[yellow]not done[/]"
     lines = [f"[bold]batch {details.batch}[/]  {safe(details.state)}, {verdict}"]
-    return lines + [f"  {safe(reason.text)}" for reason in details.reasons] + _redrives(details)
+    for reason in details.reasons:
+        lines += textwrap.wrap(
+            *(safe(reason.text), PARAGRAPH),
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines + _redrives(details)
 
 
 def _redrives(details: Explanation) -> list[str]:
@@ -307,9 +315,9 @@ def _redrives(details: Explanation) -> list[str]:
     command = f"lastbit redrive {details.batch}"
     lines = ["to have items sent again by their producer, if it follows redrives:"]
     if "failed" in codes:
-        lines.append(f"  {command}  [dim]the failed items[/]")
+        lines.append(f"  {command}  [dim]failed items[/]")
     if "pending" in codes:
-        lines.append(f"  {command} --pending  [dim]the pending ones, if their messages are lost[/]")
+        lines.append(f"  {command} --pending  [dim]pending ones whose messages are lost[/]")
     return lines
 
 

@@ -16,26 +16,6 @@ from lastbit.cli.faults import NOT_SUCCEEDED, ending_without_a_reader
 from lastbit.models import Batch
 
 
-class Lines:
-    """Prints a plain line for each change, if there is no terminal for a progress bar."""
-
-    def __init__(self, s: Session) -> None:
-        self._output = s.output
-        self._pace = progress.Pace()
-        self._last: tuple[str, int, int] | None = None
-
-    def __call__(self, batch: Batch) -> None:
-        self._pace.saw(batch)
-        counts = (batch.state, batch.resolved, batch.items)
-        if counts == self._last:
-            return
-        self._last = counts
-        self._output.say(
-            f"batch {batch.id} {batch.state}: {batch.resolved:,} of {batch.items:,} resolved, "
-            f"{rendering.share(batch)}, {self._pace.words(batch)}"
-        )
-
-
 class Tree:
     """Shows a batch that has children with the sums of its tree."""
 
@@ -66,7 +46,7 @@ def watch(s: Session, batch: int, timeout: int | None) -> None:
             with progress.bar(s.output.console) as bar:
                 final = handle.wait(timeout, progress=Tree(handle, bar))
         else:
-            final = handle.wait(timeout, progress=Tree(handle, Lines(s)))
+            final = handle.wait(timeout, progress=Tree(handle, progress.Lines(s.output.say)))
     if s.output.as_json:
         s.output.document(final)
     else:

@@ -39,6 +39,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from lastbit import _arguments, _calls, errors, progress
+from lastbit._drivers import without_frames
 from lastbit.ids import ItemId, ItemIds
 from lastbit.integrations import _current
 from lastbit.integrations._digests import Digest
@@ -118,7 +119,10 @@ def fan_out(
     """
     plan = _Plan.of(batch, identify, options)
     with _counting(plan.progress) as show:
-        handle: BatchHandle = _run(_steps(client, _reader(messages, plan.chunk), send, time.sleep, plan, show))
+        try:
+            handle: BatchHandle = _run(_steps(client, _reader(messages, plan.chunk), send, time.sleep, plan, show))
+        except errors.ServiceUnreachable as error:
+            raise without_frames(error) from None
         return handle
 
 
@@ -135,7 +139,10 @@ async def fan_out_async(
     plan = _Plan.of(batch, identify, options)
     with _counting(plan.progress) as show:
         steps = _steps(client, _async_reader(messages, plan.chunk), send, asyncio.sleep, plan, show)
-        handle: AsyncBatchHandle = await _run_async(steps)
+        try:
+            handle: AsyncBatchHandle = await _run_async(steps)
+        except errors.ServiceUnreachable as error:
+            raise without_frames(error) from None
         return handle
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from core import programs
 from tests.mutants import mutant
 
 
@@ -478,7 +479,7 @@ def test_a_long_poll_answers_at_the_end_of_its_time(http: httpx.Client) -> None:
 
 def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
     """Live, ready, measured, and documented without external resources."""
-    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/healthz").json() == {"status": "ok", "version": programs.version()}
     assert http.get("/readyz").json() == {"status": "ready"}
     assert "# TYPE lastbit_acks_total counter" in http.get("/metrics").text
     page = http.get("/docs").text

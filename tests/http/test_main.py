@@ -142,7 +142,7 @@ def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, wo
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_its_log_names_the_database(sqlite_url: str, tmp_path: Path, workers: int) -> None:
+def test_its_log_names_its_address_and_the_database(sqlite_url: str, tmp_path: Path, workers: int) -> None:
     """And its first start says that a SQLite file is new: in another folder, or in a container without a volume, the
     service would otherwise seem to have lost its batches."""
     for log, addition in ((tmp_path / "first", ", which is new"), (tmp_path / "second", "")):
@@ -153,6 +153,7 @@ def test_its_log_names_the_database(sqlite_url: str, tmp_path: Path, workers: in
         finally:
             running.stop(signal.SIGTERM)
         (line,) = (line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "serving")
+        assert line["url"] == running.url
         assert line["database"] == f"the SQLite file {sqlite_url.removeprefix('sqlite:///')}{addition}"
 
 

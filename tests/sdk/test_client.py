@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import re
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -43,6 +45,7 @@ from lastbit import (
     WaitTimeout,
     _calls,
 )
+from lastbit.integrations import fan_out
 from lastbit.search import Filters
 from tests.sdk.conftest import ScriptedService, Way
 
@@ -434,12 +437,13 @@ def test_a_wait_that_times_out_has_the_batch_in_its_error(client: Client) -> Non
     assert excinfo.value.batch.pending == 3
 
 
-def test_a_progress_bar_can_be_shown(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
-    """On standard error, with the state."""
+def test_progress_is_written_into_a_pipe(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
+    """On standard error, as lines."""
     batch = client.open(items=1, sealed=True)
     client.ack(batch.ids)
     assert batch.wait(timeout=5, progress=True).complete
-    assert "complete" in capfd.readouterr().err
+    line = rf"batch {batch.id} complete: 1 of 1 resolved, 100 %, in \d+ s\n"
+    assert re.fullmatch(line, capfd.readouterr().err)
 
 
 # -- lost answers
@@ -497,6 +501,28 @@ def test_an_unreachable_service_is_named(unused_port: int) -> None:
     assert url in message
     assert "refused" in message.lower()
     assert "LASTBIT_URL" in message
+
+
+def _sends_nothing(messages: object) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(Client.open, lambda client: list(client.batches()), lambda client: client.batch(7).wait(0)),
+        lambda client: fan_out(client, [1, 2], _sends_nothing),
+    ],
+    ids=["open", "batches", "wait", "fan_out"],
+)
+def test_an_unreachable_service_is_no_long_traceback(call: Callable[[Client], object], unused_port: int) -> None:
+    """It has the call, and at most two frames of this package: the sentence says what to do."""
+    url = f"http://127.0.0.1:{unused_port}"
+    with Client(url, retry=Retry(attempts=1)) as client, pytest.raises(ServiceUnreachable) as excinfo:
+        call(client)
+    frames = [frame for frame in traceback.extract_tb(excinfo.tb) if "/lastbit/" in frame.filename]
+    assert 1 <= len(frames) <= 2
+    assert excinfo.value.__suppress_context__
 
 
 def test_a_missing_answer_times_out(scripted_service: Any) -> None:

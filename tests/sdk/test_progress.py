@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,6 +15,7 @@ from rich.console import Console
 from lastbit import progress
 from lastbit.models import Batch
 from tests.sdk.test_models import BATCH
+from tests.support.servers import ROOT
 
 SEALED = Batch.from_json({**BATCH, "items": 10_000, "acked": 0, "failed": 0, "pending": 10_000})
 
@@ -88,6 +91,29 @@ def test_an_ended_batch_shows_how_long_it_took(clock: Clock) -> None:
     ended_at = SEALED.created_at + timedelta(seconds=75)
     for state in ("complete", "expired", "cancelled"):
         assert pace.words(seen(state, SEALED.items, ended_at=ended_at)) == "in 1 min 15 s"
+
+
+SHARES = [
+    *((0, 5, "0 %"), (1, 3, "33 %"), (2, 3, "66 %"), (99, 100, "99 %"), (5, 5, "100 %"), (7, 5, "100 %")),
+    *((1, 20_000, "<0.01 %"), (57, 10_000, "0.57 %"), (9_999, 10_000, "99.99 %"), (29, 1_000, "2.9 %")),
+    *((999_999_999_999, 10**12, "99.99 %"), (10**12, 10**12, "100 %"), (901, 1_000, "90.1 %")),
+]
+
+
+@pytest.mark.parametrize(("part", "whole", "words"), SHARES)
+def test_a_share_is_whole_only_when_all_is_done(part: int, whole: int, words: str) -> None:
+    assert progress.percent(part, whole) == words
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_the_page_shows_the_same_shares() -> None:
+    page = (ROOT / "api/page/format.js").as_uri()
+    pairs = [[part, whole] for part, whole, _ in SHARES]
+    code = f'import {{ percent }} from "{page}"; for (const pair of {pairs}) console.log(`${{percent(...pair)}} %`);'
+    shown = subprocess.run(
+        ["node", "--no-warnings", "--input-type=module", "-e", code], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.splitlines() == [words for *_, words in SHARES]
 
 
 def test_the_bar_shows_counts_and_rate() -> None:

@@ -1041,7 +1041,7 @@ export interface paths {
         };
         /**
          * Get health
-         * @description The process is alive.
+         * @description The process is alive. `version` is its release.
          */
         get: operations["get_health"];
         put?: never;
@@ -1050,7 +1050,7 @@ export interface paths {
         options?: never;
         /**
          * Head health
-         * @description The process is alive.
+         * @description The process is alive. `version` is its release.
          */
         head: operations["head_health"];
         patch?: never;
