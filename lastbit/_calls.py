@@ -18,6 +18,7 @@ from lastbit import _arguments, _masks, _traces, errors, failures, models
 from lastbit._protocol import Answer, Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
 from lastbit.ids import MAX_ITEMS, ItemId, ItemIds
+from lastbit.retry import Retry
 from lastbit.search import StateCounts
 
 LONGEST_HOLD = 30
@@ -32,12 +33,21 @@ MOST_RANGES = 1000
 REDRIVE = "batch.redrive"
 """The type of the events of redrives."""
 
+SHORT: Final = 3.0
+"""Seconds to wait for an answer that nobody needs."""
+
 Ids = str | ItemId | Iterable[str | ItemId]
 
 
 def ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **options: Any) -> Flow[T]:
     answer = yield from service.call(method, path, **options)
     return service.decoded(f"{method} {path}", answer, decode)
+
+
+def version(service: Service) -> Flow[str]:
+    """The release of the service. It is asked once, with little patience: whoever asks goes on without an answer."""
+    once = replace(service, retry=Retry(attempts=1), timeout=min(service.timeout, SHORT))
+    return (yield from ask(once, "GET", "/healthz", lambda health: str(health["version"])))
 
 
 def _path(batch: int, *rest: str) -> str:

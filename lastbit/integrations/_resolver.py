@@ -41,6 +41,7 @@ from lastbit.integrations._ended import EndedBatches, watch_of
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import accepted, reason_of
 from lastbit.integrations._skipped import Skipped
+from lastbit.integrations._tracking import announce
 from lastbit.integrations._verdicts import (
     Verdict,
     log_raising,
@@ -122,8 +123,9 @@ class Resolver(Generic[M]):
         self._watch = watch_of(client.driver.service) if skip_ended else None
 
     def start(self) -> None:
-        """Start the thread that sends acks again, so that an outage needs no new one. Raises `RuntimeError` if the
-        system allows no more."""
+        """Say that items are tracked, and start the thread that sends acks again, so that an outage needs no new one.
+        Raises `RuntimeError` if the system allows no more."""
+        announce(self._driver, log)
         self._again.start()
 
     def follow(self) -> None:

@@ -49,6 +49,7 @@ from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import PAUSE
 from lastbit.integrations._settler import Resolution
+from lastbit.integrations._tracking import announce_async
 from lastbit.integrations._verdicts import (
     Verdict,
     log_raising,
@@ -182,6 +183,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         if self.broker.is_worker_process:
             for warning in _broken_promises(self.broker, sys.argv):
                 log.warning("items may stay pending: %s", warning)
+            await announce_async(self.client.driver, log)
             loop = asyncio.get_running_loop()
             client = _ForThreads(self.client.driver.for_threads(loop))
             self._endings_worker = EndingsWorker(client, self.app_name, partial(_publish, self.broker, loop))

@@ -51,6 +51,7 @@ from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import accepted, reason_of
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations._skipped import Skipped
+from lastbit.integrations._tracking import announce
 from lastbit.integrations._verdicts import Verdict, log_refusal, log_rejections, verdict_of
 from lastbit.integrations.rq._relay import Ack, Fail, Relay, Request, Skip
 from lastbit.models import AckResult
@@ -139,6 +140,10 @@ class LastbitMixin:
         if self._own_client is None:
             self._own_client = client_of(self.lastbit_client())
         return self._own_client
+
+    def bootstrap(self, *args: Any, **kwargs: Any) -> None:
+        super().bootstrap(*args, **kwargs)  # type: ignore[misc]  # it makes the handlers of RQ's log
+        announce(self._client().driver, self.log)  # type: ignore[attr-defined]
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """Raises the error with which the service refuses calls for good."""
