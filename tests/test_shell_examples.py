@@ -29,6 +29,8 @@ LEFT_OUT: Final = (
     r"lastbit-server *(#.*)?",  # the service runs already
     r"lastbit-server dispatcher *(#.*)?",  # until SIGTERM
     r"(curl|lastbit\b[^|]*) (--follow|watch|-N)\b.*",  # until Ctrl-C
+    r"lastbit login\b.*",  # asks, and stores what was typed in the user's folder
+    r"lastbit list --profile prod",  # a profile that is not there
     r"lastbit-server check\b.*",  # reports that the tests' file is in memory; tests/storage/test_checks.py runs it
 )
 

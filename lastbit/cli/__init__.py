@@ -19,9 +19,11 @@ from lastbit.cli.batches import (
     status,
     update,
 )
+from lastbit.cli.completion import completion
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, failures, pending, reasons, redrive, skip
+from lastbit.cli.login import list_profiles, login, logout
 from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
 from lastbit.cli.tokens import token
@@ -60,6 +62,10 @@ for _command in (
     processes,
     commands,
     token,
+    login,
+    logout,
+    list_profiles,
+    completion,
 ):
     cli.add_command(_command)
 

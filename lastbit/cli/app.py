@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from lastbit import __version__, errors
-from lastbit.cli import faults
+from lastbit.cli import faults, jq, profiles
 from lastbit.cli.arguments import UTF8
 from lastbit.cli.output import Output, plain_text
 from lastbit.retry import Retry
@@ -35,14 +36,60 @@ MOST_CANDIDATES = 20
 PATIENCE = Retry(attempts=5, deadline=30.0)
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The options before the command's name, with their environment variables."""
+    """The options that all commands have. They stand before the command's name or after it."""
 
     url: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
+    profile: str | None = None
     json: bool = False
+    jq: str | None = None
+    before: Settings | None = None
+    """Those before the command's name."""
+
+    def after(self, before: Settings) -> Settings:
+        """These, which were given after the command's name, and override `before`."""
+        return replace(self, before=before)
+
+    @property
+    def levels(self) -> tuple[Settings, ...]:
+        return (self,) if self.before is None else (self, self.before)
+
+    def secret(self) -> str | None:
+        """The token of the options, if any. Raises `click.UsageError`."""
+        # Level by level, so that --token-file after the command may override --token before it.
+        return next((secret for level in self.levels if (secret := _secret(level.token, level.token_file))), None)
+
+    def service(self) -> tuple[str | None, str | None]:
+        """The address and the token: of the options, else of the environment, else of a profile. None: by default.
+        Raises `click.UsageError`, `ProfileFailed`."""
+        secret = self.secret()
+        for level in self.levels:
+            if level.url is not None and level.profile is not None:
+                raise click.UsageError("--url and --profile exclude each other: a profile has an address of its own")
+            if level.url is not None:
+                return level.url, secret
+            if level.profile is not None:
+                profile = profiles.existing(level.profile, "--profile")
+                return profile.url, secret or profile.token or ""  # not that of the environment
+        if os.environ.get("LASTBIT_URL"):
+            return None, secret
+        chosen = profiles.chosen_by_environment()
+        if chosen is None:
+            return None, secret
+        return chosen.url, secret or os.environ.get("LASTBIT_TOKEN") or chosen.token
+
+    @contextmanager
+    def output(self) -> Iterator[Output]:
+        """Raises `click.UsageError`, and `JqFailed` at the end."""
+        expression = next((level.jq for level in self.levels if level.jq is not None), None)
+        if expression is None:
+            yield Output(any(level.json for level in self.levels))
+        else:
+            with jq.filtering(expression) as documents:
+                yield Output(True, documents)
 
 
 @dataclass
@@ -159,21 +206,31 @@ def ended_by_signals() -> Iterator[None]:
 @click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
 @click.option("--token", help="Sent as a bearer token; others on this machine can see it.  [LASTBIT_TOKEN]")
 @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
+@click.option("--profile", type=profiles.ProfileName(), help="A service that login has stored.  [LASTBIT_PROFILE]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+@click.option("--jq", metavar="FILTER", help="Print the JSON as this filter of jq makes it.")
 @click.version_option(__version__, prog_name="lastbit")
 @click.pass_context
-def cli(ctx: click.Context, url: str | None, token: str | None, token_file: Path | None, as_json: bool) -> None:
+def cli(
+    ctx: click.Context,
+    url: str | None,
+    token: str | None,
+    token_file: Path | None,
+    profile: str | None,
+    as_json: bool,
+    jq: str | None,
+) -> None:
     """Know exactly when a fanned-out batch of work is finished.
 
     Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
-    7:0:42. BATCH is a batch's number or its key; digits alone are a number, so write key=2026 for the key 2026. --url,
-    --token, --token-file and --json may also follow the command.
+    7:0:42. BATCH is a batch's number or its key; digits alone are a number, so write key=2026 for the key 2026. These
+    options may also follow the command.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character gets a question mark, not a traceback.
             stream.reconfigure(errors="replace")
-    ctx.obj = Settings(url, token, token_file, as_json)
+    ctx.obj = Settings(url=url, token=token, token_file=token_file, profile=profile, json=as_json, jq=jq)
 
 
 def _secret(token: str | None, file: Path | None) -> str | None:
@@ -235,38 +292,52 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def session(command: F) -> F:
-    """Adds the common options to a command, and passes a `Session` as its first argument."""
+def common_options(command: F) -> F:
+    """Adds the options that all commands have, and passes them as `settings`."""
 
     @click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL]")
     @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
     @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
+    @click.option("--profile", type=profiles.ProfileName(), help="A service that login has stored.  [LASTBIT_PROFILE]")
     @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+    @click.option("--jq", metavar="FILTER", help="Print the JSON as this filter of jq makes it.")
     @click.pass_context
     @wraps(command)
-    def with_session(
+    def with_settings(
         ctx: click.Context,
         /,
         *arguments: Any,
         url: str | None,
         token: str | None,
         token_file: Path | None,
+        profile: str | None,
         as_json: bool,
+        jq: str | None,
         **options: Any,
     ) -> Any:
+        given = Settings(url=url, token=token, token_file=token_file, profile=profile, json=as_json, jq=jq)
+        return command(*arguments, settings=given.after(ctx.obj), **options)
+
+    return with_settings  # type: ignore[return-value]  # click replaces the signature
+
+
+def session(command: F) -> F:
+    """Adds the common options to a command, and passes a `Session` as its first argument."""
+
+    @common_options
+    @click.pass_context
+    @wraps(command)
+    def with_session(ctx: click.Context, /, *arguments: Any, settings: Settings, **options: Any) -> Any:
         from lastbit.client import Client  # and httpx: importing it here keeps --help and usage errors fast
 
-        settings: Settings = ctx.obj
         faults.name_options_of(ctx.command)
-        # Options after the command override those before it; so --token-file may override --token.
-        secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
+        url, token = settings.service()
         _require_utf8(ctx)
-        with Client(url or settings.url, token=secret, retry=PATIENCE) as client:
+        with settings.output() as output, Client(url, token=token, retry=PATIENCE) as client:
             batch = options.get("batch")
             faults.named_by_number(batch if isinstance(batch, int) else None)
             if isinstance(batch, str):
                 options["batch"] = numbered(client, batch)
-            output = Output(settings.json or as_json)
             return command(Session(client, output), *arguments, **options)
 
-    return with_session  # type: ignore[return-value]  # click replaces the signature
+    return with_session  # type: ignore[return-value]  # as above

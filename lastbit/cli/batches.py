@@ -9,9 +9,10 @@ from typing import Any, Literal
 import click
 
 from lastbit import _calls, _traces
-from lastbit.cli import batch_list, rendering, selections
+from lastbit.cli import batch_list, browser, rendering, selections
 from lastbit.cli.app import Session, Signed, confirm, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, LIMIT, NONE, WHOLE, OrNone, Whole, labels
+from lastbit.cli.browser import web_option
 from lastbit.cli.faults import sent_once
 from lastbit.cli.filters import filter_options, state_option
 from lastbit.cli.output import plain, safe
@@ -370,25 +371,33 @@ def _described(s: Session, batch: int) -> str:
     return f"batch {batch}{key} ({current.state}, {counts})"
 
 
-@click.command(epilog=examples("lastbit status 7", "lastbit status catalog-42 --json"))
+@click.command(epilog=examples("lastbit status 7", "lastbit status catalog-42 --jq .pending", "lastbit status 7 --web"))
 @click.argument("batch", type=BATCH)
+@web_option
 @session
-def status(s: Session, batch: int) -> None:
+def status(s: Session, batch: int, web: bool) -> None:
     """Show the current state of BATCH."""
     handle = s.client.batch(batch)
     current = handle.refresh()
+    if web:
+        browser.show(s, batch)
+        return
     if s.output.as_json:
         s.output.document(current)
     else:
         s.output.show(rendering.batch_lines(current, handle.history(), handle.progress()))
 
 
-@click.command(epilog=examples("lastbit explain 7", "lastbit explain catalog-42"))
+@click.command(epilog=examples("lastbit explain 7", "lastbit explain catalog-42 --web"))
 @click.argument("batch", type=BATCH)
+@web_option
 @session
-def explain(s: Session, batch: int) -> None:
+def explain(s: Session, batch: int, web: bool) -> None:
     """Show why BATCH is not done."""
     explanation = s.client.batch(batch).explain()
+    if web:
+        browser.show(s, batch)
+        return
     reasons = [{"code": reason.code, "text": reason.text, **reason.facts} for reason in explanation.reasons]
     s.output.answer({**plain(explanation), "reasons": reasons}, *rendering.explanation(explanation))
 
@@ -400,7 +409,7 @@ def explain(s: Session, batch: int) -> None:
         "lastbit list --key-prefix catalog- --outcome failed --since 24h",
         "lastbit list --failed --since 24h",
         "lastbit list --since 2026-05-04 --until 2026-05-05 --sort failed",
-        "lastbit list --json --limit 100 | jq -r .next",
+        "lastbit list --limit 100 --jq .next",
     ),
 )
 @state_option

@@ -38,7 +38,8 @@ READER_GONE = 141
 EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  the service refused, or could not be reached; or you declined a question
+  1  the service refused, or could not be reached; or you declined a question;
+     or jq failed
   2  wrong usage or malformed input; nothing of that request was applied
   3  ack, fail: something was rejected; watch: the batch ended without
      success, or not in time; verify: the counts disagree with the bits;
@@ -327,7 +328,7 @@ def explained(error: errors.LastbitError) -> str:
         advice = "" if error.repeatable or _repeat(error) is not None else f"\n{error.advice}"
         return (
             f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
-            f"{_REMEDIES[error.obstacle]}, or set another address with --url or LASTBIT_URL.{advice}"
+            f"{_REMEDIES[error.obstacle]}, or set another address with --url, --profile or LASTBIT_URL.{advice}"
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TextIO, TypeVar
 
 import click
 from rich.console import Console, RenderableType
@@ -46,8 +46,10 @@ def _ignore(number: int) -> None:
 class Output:
     """Prints results in the requested form."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, documents: IO[str] | None = None) -> None:
+        """`documents`: what JSON is written to; by default standard output."""
         self.as_json = as_json
+        self._documents = documents
         self._encoded = partial(encoded, as_ascii=not holds_unicode(sys.stdout))
         self.console = Console(highlight=False, emoji=False)
         if not self.console.is_terminal:
@@ -77,7 +79,7 @@ class Output:
 
     def document(self, value: Any) -> None:
         """Print one JSON document for scripts."""
-        click.echo(self._encoded(value), file=_standard_output())
+        click.echo(self._encoded(value), file=self._documents or _standard_output())
 
     def answer(self, value: Any, *lines: str) -> None:
         """Print a result: a document for scripts, lines for people."""
@@ -96,7 +98,7 @@ class Output:
     ) -> None:
         """Print one JSON document whose array `name` is written incrementally, in constant memory. `tail` returns the
         fields after it."""
-        stdout = _standard_output()
+        stdout = self._documents or _standard_output()
         stdout.write("{")
         for field, value in head.items():
             stdout.write(f"{self._encoded(field)}: {self._encoded(value)}, ")

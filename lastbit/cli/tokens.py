@@ -9,7 +9,6 @@ import click
 from lastbit import tokens
 from lastbit.cli.app import Settings, examples
 from lastbit.cli.arguments import UTF8, Whole
-from lastbit.cli.output import Output
 from lastbit.tokens import Role
 
 RATE = Whole(1, 10**9 - 1)
@@ -35,6 +34,7 @@ def token() -> None:
 @click.option("--bytes", "body_bytes", type=RATE, help="Maximum bytes of request bodies per second.")
 @click.option("--name", help="Name in logs and on the page.  [default: the roles and a number]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+@click.option("--jq", metavar="FILTER", help="Print the JSON as this filter of jq makes it.")
 @click.pass_context
 def new(
     ctx: click.Context,
@@ -45,6 +45,7 @@ def new(
     body_bytes: int | None,
     name: str | None,
     as_json: bool,
+    jq: str | None,
 ) -> None:
     """Make a token, which is shown only once.
 
@@ -59,10 +60,10 @@ def new(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    output = Output(as_json or settings.json)
-    if output.as_json:
-        output.document({"token": token_text, "line": record.line(), "name": record.name})
-        return
+    with Settings(json=as_json, jq=jq).after(settings).output() as output:
+        if output.as_json:
+            output.document({"token": token_text, "line": record.line(), "name": record.name})
+            return
     click.echo(f"token  {token_text}")
     click.echo(f"line   {record.line()}")
     click.echo(

@@ -33,14 +33,17 @@ class Screen:
 
 
 def on_terminal(
-    url: str, arguments: Sequence[str], *, width: int = 80, typed: str = "", after: str = "[y/N]: "
+    url: str, arguments: Sequence[str], *, width: int = 80, typed: str = "", after: str = "[y/N]: ", **variables: str
 ) -> Screen:
-    """Run `lastbit` on a terminal. `typed` is entered once the output ends with `after`."""
+    """Run `lastbit` on a terminal. The lines of `typed` are entered one by one, each when the output ends with
+    `after`."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     environment = {**os.environ, "LASTBIT_URL": url, "TERM": "xterm-256color", "NO_PROXY": "*"}
     for name in ("COLUMNS", "LINES", "LASTBIT_TOKEN", "NO_COLOR"):
         environment.pop(name, None)
+    environment |= variables
+    lines = typed.splitlines(keepends=True)
     command = [sys.executable, "-m", "lastbit", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
@@ -48,9 +51,8 @@ def on_terminal(
     with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
         while part := _read(leader, process):
             output += part
-            if typed and output.decode(errors="replace").endswith(after):
-                os.write(leader, typed.encode())
-                typed = ""
+            if lines and output.decode(errors="replace").endswith(after):
+                os.write(leader, lines.pop(0).encode())
     os.close(leader)
     return Screen(process.wait(60), output.decode())
 

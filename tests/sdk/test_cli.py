@@ -54,6 +54,7 @@ COMMANDS = [
     ),
     *("list", "counts", "cancel", "reopen", "delete", "verify", "repair"),
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
+    *("login", "logout", "profiles", "completion"),
 ]
 
 
@@ -591,7 +592,7 @@ def test_a_service_without_tls_is_named(lastbit: Lastbit) -> None:
 def test_a_host_with_an_unknown_name_is_not_to_be_started() -> None:
     result = Lastbit("http://nobody.invalid:8000")("status", "7")
     assert result.returncode == 1
-    assert "Check the name of the host, or set another address with --url or LASTBIT_URL." in result.stderr
+    assert "Check the name of the host, or set another address with --url, --profile or LASTBIT_URL." in result.stderr
 
 
 def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
