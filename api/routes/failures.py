@@ -25,7 +25,7 @@ from lastbit.tokens import Role
 router = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
 
-class Reason(BaseModel):
+class FailureReason(BaseModel):
     reason: str | None = Field(description="null: no reason was given")
     count: int = Field(description="the number of examined items that failed for it")
     first_at: datetime | None
@@ -34,7 +34,7 @@ class Reason(BaseModel):
 
 
 class Reasons(BaseModel):
-    reasons: list[Reason] = Field(description="the most frequent ones first")
+    reasons: list[FailureReason] = Field(description="the most frequent ones first")
     failed: int = Field(description="the batch's number of failed items")
     examined: int = Field(description="the number of failed items that were examined")
     exact: bool = Field(description="false: only some of the failed items were examined")

@@ -437,7 +437,7 @@ class Watermark(BaseModel):
     item: str | None = Field(description="the id of that item; null if none is pending")
 
 
-class Reason(BaseModel):
+class ExplanationReason(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     code: str = Field(
@@ -453,7 +453,7 @@ class Explanation(BaseModel):
     batch: int
     state: StateName
     done: bool = Field(description="complete: sealed, and nothing is pending")
-    reasons: list[Reason]
+    reasons: list[ExplanationReason]
 
 
 _SHOWN: Final = tuple(Batch.model_fields)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import Path, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from api import patterns
 from api.access.rules import needs
@@ -42,20 +42,8 @@ class NewWebhook(Body):
     label: Key | None = Field(None, description="your name for the webhook")
 
 
-def _by_position_or_event(schema: dict[str, Any]) -> None:
-    """Describe the body as two closed schemas: an event by its id; or an event by its position, or else all dead
-    deliveries."""
-    properties = schema.pop("properties")
-    closed = {"type": schema.pop("type"), "additionalProperties": schema.pop("additionalProperties")}
-    event = {**properties["event"]["anyOf"][0], "description": properties["event"]["description"]}
-    schema["oneOf"] = [
-        {**closed, "properties": {"position": properties["position"], "event": {"type": "null"}}},
-        {**closed, "properties": {"position": {"type": "null"}, "event": event}, "required": ["event"]},
-    ]
-
-
 class Redelivery(Body):
-    model_config = ConfigDict(json_schema_extra=_by_position_or_event)
+    """One event, by its position or by its id; or, with neither, all dead deliveries."""
 
     position: int | None = Field(None, ge=1, lt=INTEGER_LIMIT, description="the event's position in the feed")
     event: Name | None = Field(None, description="the event's id")

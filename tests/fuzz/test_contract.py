@@ -92,8 +92,8 @@ EXCUSED: Final = {
     r"body\.(items\[\d+\]|by)": r"expected an item of batch",
     # Nor that a batch seals itself or is sealed, and has no more items then; or that pending items have no reason.
     r"body\.seal_at": r"expected either sealed or seal_at|expected at least the \d+ items",
-    # Or that a count fits between two positions.
-    r"body": r"pending items|one event for each position",
+    # Or that a count fits between two positions, or that a redelivery is for one event.
+    r"body": r"pending items|one event for each position|expected a position, an event, or neither",
     # Ranges of one source in a call follow one another, and positions are counted in bytes.
     r"body\.ranges\[\d+\](\.after|\.upto|\.totals)?": r"of the same source|the ranges before it|bytes|2\^53|keys other",
     r"body(\.position|\.event)?": r"feed|planned for webhook",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,21 @@ def test_no_schema_erases_types() -> None:
         assert "anyOf" not in schema
         if schema.get("type") in ("integer", ["integer", "null"]):
             assert schema["format"] in ("int32", "int64"), schema
+
+
+def test_schemas_have_names_of_their_own() -> None:
+    """Generators name types after schemas, or after their titles. FastAPI puts the module's name before that of two
+    models with one name, and a suffix behind that of a model whose requests and responses differ."""
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        assert re.fullmatch("([A-Z][a-z]+)+", name), f"{name}: give each model a name that no other has"
+        assert schema.get("title", name) == name
+
+
+def test_no_property_is_always_null() -> None:
+    """In many languages there is no type for it, and generated code doesn't compile."""
+    for schema in schemas(DOCUMENT):
+        for name, value in schema.get("properties", {}).items():
+            assert value.get("type") != "null", name
 
 
 def test_bodies_allow_no_unknown_fields() -> None:

@@ -1517,7 +1517,16 @@ export interface components {
             state: "open" | "sealed" | "complete" | "expired" | "cancelled";
             /** @description complete: sealed, and nothing is pending */
             done: boolean;
-            reasons: components["schemas"]["api__routes__models__Reason"][];
+            reasons: components["schemas"]["ExplanationReason"][];
+        };
+        /** ExplanationReason */
+        ExplanationReason: {
+            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `children_not_told`, `webhook_not_delivered`, `ending_without_worker`; later releases may add codes. Other fields depend on the code */
+            code: string;
+            /** @description a sentence for people */
+            text: string;
+        } & {
+            [key: string]: unknown;
         };
         /** ExtendBody */
         ExtendBody: {
@@ -1588,6 +1597,22 @@ export interface components {
         FailurePage: {
             failures: components["schemas"]["Failure"][];
             next: string | null;
+        };
+        /** FailureReason */
+        FailureReason: {
+            /** @description null: no reason was given */
+            reason: string | null;
+            /**
+             * Format: int64
+             * @description the number of examined items that failed for it
+             */
+            count: number;
+            /** Format: date-time */
+            first_at: string | null;
+            /** Format: date-time */
+            last_at: string | null;
+            /** @description the first ones of these items, at most five */
+            items: string[];
         };
         /** Fence */
         Fence: {
@@ -2490,7 +2515,7 @@ export interface components {
         /** Reasons */
         Reasons: {
             /** @description the most frequent ones first */
-            reasons: components["schemas"]["api__routes__failures__Reason"][];
+            reasons: components["schemas"]["FailureReason"][];
             /**
              * Format: int64
              * @description the batch's number of failed items
@@ -2513,18 +2538,18 @@ export interface components {
              */
             redelivered: number;
         };
-        /** Redelivery */
+        /**
+         * Redelivery
+         * @description One event, by its position or by its id; or, with neither, all dead deliveries.
+         */
         Redelivery: {
             /**
              * Format: int64
              * @description the event's position in the feed
              */
             position?: number | null;
-            event?: null;
-        } | {
-            position?: null;
             /** @description the event's id */
-            event: string;
+            event?: string | null;
         };
         /** Redrive */
         Redrive: {
@@ -2975,31 +3000,6 @@ export interface components {
              * @description the number of these that it must release
              */
             releasing: number;
-        };
-        /** Reason */
-        api__routes__failures__Reason: {
-            /** @description null: no reason was given */
-            reason: string | null;
-            /**
-             * Format: int64
-             * @description the number of examined items that failed for it
-             */
-            count: number;
-            /** Format: date-time */
-            first_at: string | null;
-            /** Format: date-time */
-            last_at: string | null;
-            /** @description the first ones of these items, at most five */
-            items: string[];
-        };
-        /** Reason */
-        api__routes__models__Reason: {
-            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `children_not_told`, `webhook_not_delivered`, `ending_without_worker`; later releases may add codes. Other fields depend on the code */
-            code: string;
-            /** @description a sentence for people */
-            text: string;
-        } & {
-            [key: string]: unknown;
         };
         /**
          * Acks
