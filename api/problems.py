@@ -65,6 +65,7 @@ STATUS: Final[dict[str, int]] = {
     "too_large": 413,
     "rate_limited": 429,
     "not_implemented": 501,
+    "http_version_not_supported": 505,
     "unavailable": 503,
     "internal": 500,
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import problems
@@ -24,7 +23,6 @@ from api.server.middleware import USUAL
 from api.server.upgrades import Http1Protocol
 from lastbit.tokens import Token
 
-_CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not supported"
 USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
 
 
@@ -53,7 +51,6 @@ class WatchedProtocol(Http1Protocol):
         self._head_ended = False
         self._is_refused = False
         """The rest of what the client sends is not parsed."""
-        self._fault: Problem | None = None
         self._received = 0
         """Bytes of this request after the read that contained its first byte."""
         self._unsent = 0
@@ -180,18 +177,13 @@ class WatchedProtocol(Http1Protocol):
     def on_headers_complete(self) -> None:
         # Before uvicorn decodes it, and the routes are tried.
         if len(self.url) > PATH and len(self.url.partition(b"?")[0]) > PATH:
-            raise self._too_large(f"path: expected at most {PATH:,} bytes")
+            raise self.refusal(Problem("too_large", f"path: expected at most {PATH:,} bytes"))
         if len(self.headers) > HEADERS:
-            raise self._too_large(f"head: expected at most {HEADERS} headers")
+            raise self.refusal(Problem("too_large", f"head: expected at most {HEADERS} headers"))
         self.open_cycle()
         self._head_ended = True
         if not self.plain_head:
             self.heads += 1
-
-    def _too_large(self, detail: str) -> Exception:
-        """The parser's error for a head that is answered with 413."""
-        self._fault = Problem("too_large", detail)
-        return httptools.HttpParserError(detail)
 
     def open_cycle(self) -> None:
         """Begin the request, whose head is now complete."""
@@ -221,10 +213,8 @@ class WatchedProtocol(Http1Protocol):
     def send_400_response(self, msg: str) -> None:
         self._abandon()
         if self._may_respond:
-            if self.unknown_coding:
-                self.write_problem(Problem("not_implemented", _CODING), keep_alive=False)
-            elif self._fault is not None:
-                self.write_problem(self._fault, keep_alive=False)
+            if self.fault is not None:
+                self.write_problem(self.fault, keep_alive=False)
             else:
                 super().send_400_response(msg)
         self.transport.close()

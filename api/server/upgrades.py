@@ -2,17 +2,21 @@
 
 A client may offer to switch to another protocol (`Upgrade`), and a server may ignore the offer (RFC 9110, 7.8). Java's
 HttpClient offers HTTP/2 in this way with each request over plain HTTP. But httptools assumes that the other protocol
-follows such a head: it reads no body, and discards the bytes after the head. So this module gives such a head to the
-parser a second time without the offer, and then the bytes after it, which are parsed as HTTP/1.1.
+follows such a head: it reads no body, and discards the bytes after the head. So this module gives such a head to
+another parser without the offer, and then the bytes after it, which are parsed as HTTP/1.1.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.problems import Problem
+
+_CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not supported"
 
 
 class Http1Protocol(HttpToolsProtocol):
@@ -21,27 +25,36 @@ class Http1Protocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.parser = _Parser(self)
-        # uvicorn sets the same option on its own parser. If a client sends data after a request with `Connection:
-        # close`, that request still gets its response.
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.plain_head = b""
         """The current request's head without its `Upgrade` header; empty if it has none."""
-        self.unknown_coding = False
-        """Whether a request was refused because of its transfer coding."""
+        self.fault: Problem | None = None
+        """The response to a head that is refused, if it is not simply malformed."""
 
     def on_message_begin(self) -> None:
         self.plain_head = b""
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._check_version(self.parser.get_http_version())
         if self.parser.should_upgrade():
             self.plain_head = self._head_without_offer()
             return
         if not self._is_coding_known():
-            self.unknown_coding = True
-            raise httptools.HttpParserError("unsupported transfer coding")
+            raise self.refusal(Problem("not_implemented", _CODING))
         super().on_headers_complete()
         self._ignore_trailers()
+
+    def refusal(self, problem: Problem) -> Exception:
+        """The parser's error for a head that gets `problem` as its response."""
+        self.fault = problem
+        return httptools.HttpParserError(problem.detail)
+
+    def _check_version(self, version: str) -> None:
+        """The parser accepts these two as well, and reads them as HTTP/1."""
+        if version == "0.9":
+            raise httptools.HttpParserError("a request without headers, as before HTTP/1.0")
+        if version == "2.0":
+            raise self.refusal(Problem("http_version_not_supported", "expected HTTP/1.1 or HTTP/1.0"))
 
     def on_message_complete(self) -> None:
         if not self.plain_head:
@@ -74,21 +87,25 @@ class _Parser(httptools.HttpRequestParser):
 
     def __init__(self, protocol: Http1Protocol) -> None:
         super().__init__(protocol)
+        # uvicorn sets the same option on its own parser. If a client sends data after a request with `Connection:
+        # close`, that request still gets its response.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
         self._protocol = protocol
 
     def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
+        rest = memoryview(data)
+        read = self._feed(rest)
+        while read:
+            rest = rest[read:]
+            # A new one: after a head with an offer that is also the connection's last, a parser reads nothing more.
+            parser = self._protocol.parser = _Parser(self._protocol)
+            parser._feed(memoryview(self._protocol.plain_head))
+            read = parser._feed(rest)
+
+    def _feed(self, data: memoryview) -> int:
+        """Parse `data` up to the end of the first head with an offer, and return that end; 0 if there is none."""
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._resume(memoryview(data), offer.args[0])
-
-    def _resume(self, data: memoryview, read: int) -> None:
-        """Parse the rest of `data`. Its first `read` bytes end with the head of a request with an offer."""
-        while read:
-            data = data[read:]
-            super().feed_data(self._protocol.plain_head)
-            try:
-                super().feed_data(data)
-                read = 0
-            except httptools.HttpParserUpgrade as offer:
-                read = offer.args[0]
+            return int(offer.args[0])
+        return 0

@@ -69,10 +69,9 @@ def requests_and_answers(
         # h11 has announced the close, and uvicorn would answer 400 to later bytes that are no request.
         refusals = [400]
         connection.transport.close()
-    # uvicorn answers 400 to an unknown transfer coding; Lastbit answers 501.
-    statuses = re.findall(
-        rb"HTTP/1\.1 ([2-5]\d\d) ", connection.transport.written.replace(b"HTTP/1.1 501 ", b"HTTP/1.1 400 ")
-    )
+    # uvicorn answers 400 to an unknown transfer coding and to HTTP/2.0; Lastbit answers 501 and 505.
+    output = re.sub(rb"HTTP/1\.1 50[15] ", b"HTTP/1.1 400 ", connection.transport.written)
+    statuses = re.findall(rb"HTTP/1\.1 ([2-5]\d\d) ", output)
     is_closed = connection.transport.closed
     connection.lose()
     return list(requests), [*map(int, statuses), *refusals, is_closed]

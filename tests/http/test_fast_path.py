@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from collections.abc import Iterator
@@ -187,6 +188,52 @@ def test_an_unknown_transfer_coding_is_refused(wire: Wire, batch: int, path: str
     assert (status, content["code"]) == (501, "not_implemented")
     assert headers["connection"] == "close"
     assert wire.closed()
+
+
+CONNECTIONS = [
+    *("Upgrade", "close, Upgrade", "Upgrade, close", "keep-alive, Upgrade"),
+    *("Upgrade, HTTP2-Settings", "Upgrade\r\nConnection: close"),
+]
+OFFERS = list(itertools.product(CONNECTIONS, ["h2c", "websocket"], ["1.0", "1.1"], ["/v1/acks", "/v1/acks?"]))
+"""What a client may combine: Connection, Upgrade, the version, and a target on the fast path or the ordinary one."""
+
+
+def test_a_request_that_offers_another_protocol_is_answered(port: int, batch: int) -> None:
+    """As it would be without the offer: then the connection goes on, or it ends if the client said so."""
+    wrong = []
+    for connection, upgrade, version, path in OFFERS:
+        wire = Wire(port)
+        wire.socket.settimeout(5)
+        offer = f"{JSON}Connection: {connection}\r\nUpgrade: {upgrade}\r\n"
+        try:
+            wire.send(request([f"{batch}:0:40"], path=path, headers=offer, version=version))
+            assert wire.answer()[0] == 200
+            if version == "1.0" or "close" in connection:
+                assert wire.closed()
+            else:
+                wire.send(request([f"{batch}:0:40"]))
+                assert wire.answer()[0] == 200
+        except (AssertionError, TimeoutError) as error:
+            wrong.append((connection, upgrade, version, path, repr(error)))
+        wire.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        *((b"GET /healthz HTTP/0.9", 400), (b"POST /v1/acks HTTP/0.9", 400), (b"GET /healthz", 400)),
+        *((b"GET /healthz HTTP/2.0", 505), (b"POST /v1/acks HTTP/2.0", 505), (b"GET /healthz HTTP/1.2", 400)),
+        (b"PRI * HTTP/2.0", 400),
+    ],
+)
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_other_versions_of_http_are_refused(wire: Wire, start: bytes, status: int, offer: bytes) -> None:
+    """The parser would read them as HTTP/1.1."""
+    wire.send(start + b"\r\nHost: lastbit\r\n" + offer + b"\r\n")
+    answer = b"".join(iter(lambda: wire.socket.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert (b'"code":"http_version_not_supported"' in answer) == (status == 505)
 
 
 @mutant(
