@@ -47,6 +47,8 @@ def wheel(layout: Mapping[str, str], target: Path) -> Path:
                 (stage / place).write_text(rewritten((ROOT / source).read_text(), PROGRAMS, PARENT))
         if layout["pyproject.toml"] != "pyproject.toml":
             fill_in(stage / "pyproject.toml")
+        with (stage / "pyproject.toml").open("a") as pyproject:
+            pyproject.write(urls())
         path = build(stage, target)
     compare(path, layout)
     return path
@@ -92,6 +94,22 @@ def fill_in(pyproject: Path) -> None:
             raise SystemExit(f"packaging/server/pyproject.toml must have one line {placeholder!r}")
         text = text.replace(placeholder, value)
     pyproject.write_text(text)
+
+
+def urls() -> str:
+    """The section of pyproject.toml with the project's addresses: of the repository whose workflow builds the wheels. A
+    checkout doesn't know its address, and a wheel of a fork must not send reports elsewhere."""
+    server, repository = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    if not server or not repository:
+        return ""
+    pages = {
+        "Source": "",
+        "Documentation": "/tree/HEAD/docs",
+        "Changelog": "/blob/HEAD/CHANGELOG.md",
+        "Issues": "/issues",
+        "Report a vulnerability": "/security/advisories/new",
+    }
+    return "\n[project.urls]\n" + "".join(f'"{name}" = "{server}/{repository}{path}"\n' for name, path in pages.items())
 
 
 def build(stage: Path, target: Path) -> Path:

@@ -67,7 +67,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The wheels as published: of the SDK and of the server."""
     folder = tmp_path_factory.mktemp("wheels")
     (folder / "lastbit-0.0.1-py3-none-any.whl").touch()
-    built_wheels = dist.main(folder)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.example")
+        monkeypatch.setenv("GITHUB_REPOSITORY", "team/lastbit")
+        built_wheels = dist.main(folder)
     assert set(folder.iterdir()) == set(built_wheels), "wheels of an earlier build would get into the image"
     return built_wheels
 
@@ -147,6 +150,24 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
     metadata = zipfile.ZipFile(wheels[1]).read(f"lastbit_server-{__version__}.dist-info/METADATA").decode()
     assert f"Requires-Dist: lastbit[cli]=={__version__}" in metadata
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
+
+
+def test_the_wheels_say_where_to_report(wheels: list[Path]) -> None:
+    """In the repository whose workflow has built them."""
+    for wheel in wheels:
+        name, version = wheel.name.split("-")[:2]
+        metadata = zipfile.ZipFile(wheel).read(f"{name}-{version}.dist-info/METADATA").decode()
+        assert "Project-URL: Issues, https://git.example/team/lastbit/issues\n" in metadata
+        assert (
+            "Project-URL: Report a vulnerability, https://git.example/team/lastbit/security/advisories/new\n"
+            in metadata
+        )
+
+
+def test_a_checkout_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its wheels name none."""
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert dist.urls() == ""
 
 
 def test_the_extra_needs_the_service_of_the_same_version(wheel: Path) -> None:
