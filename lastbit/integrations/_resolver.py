@@ -51,6 +51,7 @@ from lastbit.integrations._verdicts import (
     marking_errors,
     verdict_of,
 )
+from lastbit.integrations._versions import warn_of_unknown
 from lastbit.models import Completed, Rejected
 
 log = logging.getLogger("lastbit.integrations")
@@ -127,6 +128,7 @@ class Resolver(Generic[M]):
         Raises `RuntimeError` if the system allows no more."""
         announce(self._driver, log)
         self._again.start()
+        warn_of_unknown(log)
 
     def follow(self) -> None:
         """Learn from the feed which batches end, from now on."""

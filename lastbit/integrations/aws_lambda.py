@@ -47,6 +47,7 @@ from lastbit.integrations._resolver import Verb
 from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._untracked import NO_ITEM, UntrackedMessages, WhenUntracked
 from lastbit.integrations._verdicts import Verdict, log_rejection, verdict_of
+from lastbit.integrations._versions import warn_of_unknown
 from lastbit.models import AckResult, Completed
 from lastbit.retry import Retry
 
@@ -133,6 +134,7 @@ class _Resolving(BasePartialBatchProcessor):
         self._on_completed = on_completed
         self._skip_ended = skip_ended
         self._untracked = UntrackedMessages(untracked, "this function")
+        warn_of_unknown(log)
         self._received = 0.0
         """When the invocation began."""
         self._outcomes: list[tuple[Record, _Raising | None]] = []

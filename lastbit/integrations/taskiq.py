@@ -59,6 +59,7 @@ from lastbit.integrations._verdicts import (
     marking_errors_async,
     verdict_of,
 )
+from lastbit.integrations._versions import warn_of_unknown
 from lastbit.models import Completed
 
 try:
@@ -188,6 +189,7 @@ class LastbitMiddleware(TaskiqMiddleware):
             client = _ForThreads(self.client.driver.for_threads(loop))
             self._endings_worker = EndingsWorker(client, self.app_name, partial(_publish, self.broker, loop))
             self._endings_worker.start()
+            warn_of_unknown(log)
 
     async def shutdown(self) -> None:
         """Send what waits, and close the client, if it was not given."""

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, Unpack
 from lastbit.client import Client
 from lastbit.errors import BatchNotFound, LastbitError
 from lastbit.integrations._fan_out import FanOutOptions, Send, fan_out
+from lastbit.integrations._versions import warn_of_unknown
 from lastbit.integrations.airflow import provider
 from lastbit.integrations.airflow._airflow import BaseHook
 from lastbit.integrations.airflow.address import Address
@@ -39,6 +40,7 @@ class LastbitHook(BaseHook):
 
     def _client(self, retry: Retry | None = None) -> Client:
         address = self.address()
+        warn_of_unknown(self.log)
         return Client(address.url, token=address.token, retry=retry)
 
     def address(self) -> Address:

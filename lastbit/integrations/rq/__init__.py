@@ -53,6 +53,7 @@ from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._tracking import announce
 from lastbit.integrations._verdicts import Verdict, log_refusal, log_rejections, verdict_of
+from lastbit.integrations._versions import warn_of_unknown
 from lastbit.integrations.rq._relay import Ack, Fail, Relay, Request, Skip
 from lastbit.models import AckResult
 
@@ -148,6 +149,7 @@ class LastbitMixin:
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """Raises the error with which the service refuses calls for good."""
         worked = False
+        warn_of_unknown(self.log)  # type: ignore[attr-defined]
         if self.endings:
             self._start_endings()
         try:
