@@ -25,7 +25,7 @@ QUICK_TESTS := pytest -m "not slow and not nightly" $(XDIST)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-galera test-postgresql test-oceanbase test-nightly test-spark test-spark-connect test-spark-35 \
-	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants release release-check dist zip sbom audit image-check
+	test-airflow test-recipes test-howtos test-typescript test-generated test-sdk-versions test-oldest test-newest coverage bench test-soak explore chaos failover fuzz mutants release release-check dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -76,6 +76,12 @@ $(OLDEST)/.ready: $(READY) constraints/oldest.txt
 $(SEEKDB)/.ready: constraints/seekdb.txt
 	$(PYTHON) -m venv $(SEEKDB)
 	$(SEEKDB)/bin/python $(LOCKED) -r constraints/seekdb.txt
+	@touch $@
+
+# The generator for most languages is a Java program of 32 MB.
+$(VENV)-generators/.ready: constraints/generators.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(LOCKED) -r constraints/generators.txt
 	@touch $@
 
 $(TOOLS)/.ready: constraints/tools.txt
@@ -197,6 +203,10 @@ test-howtos: $(READY) ## follow the README and how-to pages, from wheels; LATEST
 test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20
 	$(BIN)/pytest tests/clients
 
+test-generated: $(READY) $(VENV)-generators/.ready ## generate clients from openapi.yaml, and use them
+	@scripts/need.sh default-jdk-headless
+	$(BIN)/pytest tests/clients/generated_check.py
+
 test-sdk-versions: ## run the SDK's tests on each Python in PYTHONS
 	@scripts/need.sh rabbitmq-server redis-server
 	@TEST_PROCESSES=$(TEST_PROCESSES) scripts/test_sdk_versions.sh $(PYTHONS)
@@ -204,6 +214,10 @@ test-sdk-versions: ## run the SDK's tests on each Python in PYTHONS
 test-oldest: $(OLDEST)/.ready ## run SDK and adapters on the oldest allowed versions
 	@scripts/need.sh rabbitmq-server redis-server
 	$(OLDEST)/bin/python -m $(QUICK_TESTS) tests/sdk tests/integrations --ignore tests/integrations/airflow
+
+test-newest: $(READY) ## run adapters on the newest libraries; ADAPTER=celery
+	@scripts/need.sh rabbitmq-server redis-server
+	$(BIN)/python -m scripts.newest $(ADAPTER)
 
 coverage: $(READY) ## run the tests of `make test` and print their coverage
 	@scripts/need.sh $(TEST_SERVERS)

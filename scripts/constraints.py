@@ -65,6 +65,7 @@ SETS = {
         Set("tools", ("requirements/tools.txt",)),
         Set("dist", ("requirements/dist.txt",)),
         Set("seekdb", ("requirements/seekdb.txt",)),
+        Set("generators", ("requirements/generators.txt",)),
         *(Set(name, (f"requirements/{name}.txt", *PYPROJECT, *_options(extras))) for name, extras in APART.items()),
     )
 }

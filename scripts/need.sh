@@ -11,6 +11,7 @@ for package in "$@"; do
         rabbitmq-server) [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing="$missing $package" ;;
         redis-server) command -v redis-server >/dev/null 2>&1 || missing="$missing $package" ;;
         default-jre-headless) command -v java >/dev/null 2>&1 || [ -n "${JAVA_HOME:-}" ] || missing="$missing $package" ;;
+        default-jdk-headless) command -v javac >/dev/null 2>&1 || missing="$missing $package" ;;
         curl) command -v curl >/dev/null 2>&1 || missing="$missing $package" ;;
         chromium) command -v chromium >/dev/null 2>&1 || missing="$missing $package" ;;
         *) dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package" ;;
