@@ -103,14 +103,14 @@ def test_a_section_appears_when_there_is_something_in_it(page: Page) -> None:
     with sqlite_file() as url, running_service(url, LASTBIT_JANITOR_EVERY="0") as service:
         links = page.get_by_role("navigation", name="Sections").get_by_role("link")
         page.goto(f"{service.url}/#/tallies")
-        expect(links).to_have_text(["Batches", "Stuck", "Feed", "Tallies", "Webhooks", "Tokens"])
+        expect(links).to_have_text(["Batches", "Stuck", "Failures", "Feed", "Tallies", "Webhooks", "Tokens"])
         page.goto(f"{service.url}/#/")
-        expect(links).to_have_text(["Batches", "Stuck", "Feed", "Webhooks", "Tokens"])
+        expect(links).to_have_text(["Batches", "Stuck", "Failures", "Feed", "Webhooks", "Tokens"])
         with httpx.Client(base_url=service.url) as api:
             assert api.get("/session/sections").json() == {"sections": []}
             tally(api)
             page.goto(f"{service.url}/#/feed")
-            expect(links).to_have_text(["Batches", "Stuck", "Feed", "Tallies", "Webhooks", "Tokens"])
+            expect(links).to_have_text(["Batches", "Stuck", "Failures", "Feed", "Tallies", "Webhooks", "Tokens"])
             name = group(api)
             assert api.get("/session/sections").json() == {"sections": ["consumer-groups", "tallies"]}
             api.delete(f"/v1/consumer-groups/{name}/workers/importer").raise_for_status()
