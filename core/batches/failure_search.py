@@ -4,7 +4,7 @@ The newest batch comes first, and within a batch the lowest number. There is no 
 is bounded: it selects at most `BATCHES` batches, as a page of the list does, and examines about `EXAMINED` failures of
 them. So a page may be empty and not the last.
 
-A failure without a reason has no row, and isn't failures.
+A failure without a reason has no row, and isn't found.
 """
 
 from __future__ import annotations
