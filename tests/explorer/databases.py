@@ -41,7 +41,7 @@ class Explored(Protocol):
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         """The sessions that wait for a lock now."""
 
-    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
+    def may_run(self, session: Session | Stop, other_sessions: Collection[Session | Stop]) -> bool:
         """Whether the session's next statement can start while the others are stopped."""
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -112,7 +112,7 @@ class OnMariaDB:
         }
         return {session for session in sessions if session.thread_id in ids}
 
-    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
+    def may_run(self, session: Session | Stop, other_sessions: Collection[Session | Stop]) -> bool:
         return True
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -175,7 +175,7 @@ class OnPostgreSQL:
         ids = {id for (id,) in rows}
         return {session for session in sessions if session.thread_id in ids}
 
-    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
+    def may_run(self, session: Session | Stop, other_sessions: Collection[Session | Stop]) -> bool:
         return True
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -215,8 +215,8 @@ class OnSQLite:
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         return set()
 
-    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
-        return session.next != "BEGIN IMMEDIATE" or not any(other.writing for other in others)
+    def may_run(self, session: Session | Stop, other_sessions: Collection[Session | Stop]) -> bool:
+        return session.next != "BEGIN IMMEDIATE" or not any(other.writing for other in other_sessions)
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
         self._connection.execute("BEGIN IMMEDIATE")

@@ -168,11 +168,11 @@ def test_the_oldest_offset_is_named_with_its_age() -> None:
     assert (window.oldest, window.oldest_age) == (3, 7.0)
     window.ack(3)
     assert window.held_by() == (4, 2.0)
-    restored = AckWindow.restore(window.snapshot(), clock=clock)
+    restored_window = AckWindow.restore(window.snapshot(), clock=clock)
     clock.now += 60
-    assert restored.held_by() == (4, 60.0)
-    restored.track(4)
-    assert restored.held_by() == (4, 0.0)
+    assert restored_window.held_by() == (4, 60.0)
+    restored_window.track(4)
+    assert restored_window.held_by() == (4, 0.0)
 
 
 def test_outstanding_offsets_of_a_snapshot_can_be_acked_without_tracking() -> None:
@@ -180,14 +180,21 @@ def test_outstanding_offsets_of_a_snapshot_can_be_acked_without_tracking() -> No
     window = tracked(10, 11, 12, 13)
     window.ack(11)
     window.ack(13)
-    restored = AckWindow.restore(window.snapshot())
-    assert (restored.floor, restored.high, restored.outstanding) == (9, 13, (10, 12))
-    assert restored.ack(10) is True
-    assert restored.ack(13) is False
-    assert [restored.track(offset) for offset in (8, 10, 11, 12, 13, 14)] == [False, False, False, True, False, True]
-    assert restored.outstanding == (12, 14)
+    restored_window = AckWindow.restore(window.snapshot())
+    assert (restored_window.floor, restored_window.high, restored_window.outstanding) == (9, 13, (10, 12))
+    assert restored_window.ack(10) is True
+    assert restored_window.ack(13) is False
+    assert [restored_window.track(offset) for offset in (8, 10, 11, 12, 13, 14)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert restored_window.outstanding == (12, 14)
     with pytest.raises(UnknownOffset):
-        restored.ack(15)
+        restored_window.ack(15)
 
 
 @mutant(
@@ -212,11 +219,11 @@ def test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped() 
         window = tracked(last)
         window.ack(last)
         for distance in (1, 2, 100):
-            restored = AckWindow.restore(window.snapshot())
-            assert restored.floor == last
-            assert restored.track(last) is False
-            assert restored.track(last + distance) is True
-            assert restored.outstanding == (last + distance,)
+            restored_window = AckWindow.restore(window.snapshot())
+            assert restored_window.floor == last
+            assert restored_window.track(last) is False
+            assert restored_window.track(last + distance) is True
+            assert restored_window.outstanding == (last + distance,)
     window = tracked(5, 6)
     damaged_bytes = bytearray(window.snapshot())
     damaged_bytes[-1] ^= 1
@@ -229,9 +236,9 @@ def test_parallel_consumer_647_metadata_over_its_limit_does_not_stop_consumption
     window = tracked(*range(0, 200_000, 5))
     for offset in range(5, 200_000, 10):
         window.ack(offset)
-    restored = AckWindow.restore(window.snapshot(KAFKA_METADATA))
-    assert restored.high < window.high
-    assert restored.track(restored.high + 1) is True
+    restored_window = AckWindow.restore(window.snapshot(KAFKA_METADATA))
+    assert restored_window.high < window.high
+    assert restored_window.track(restored_window.high + 1) is True
     assert window.track(200_000)
     assert window.ack(0)
     assert window.floor == 9
@@ -253,13 +260,13 @@ def test_pulsar_25540_a_truncated_set_of_gaps_is_logged_and_replays(caplog: pyte
         data = window.snapshot(22)
         window.snapshot(22)
     assert len(caplog.records) == 1
-    restored = AckWindow.restore(data)
-    high = restored.high
+    restored_window = AckWindow.restore(data)
+    high = restored_window.high
     message = caplog.records[0].getMessage()
-    assert f"22 bytes hold {len(restored.outstanding)} of 50" in message
+    assert f"22 bytes hold {len(restored_window.outstanding)} of 50" in message
     assert f"above offset {high} " in message
     assert 0 < high < 99
-    replayed = [restored.track(offset) for offset in range(100)]
+    replayed = [restored_window.track(offset) for offset in range(100)]
     assert replayed == [offset % 2 == 0 or offset > high for offset in range(100)]
     for offset in range(0, 100, 2):
         window.ack(offset)
@@ -346,12 +353,12 @@ def test_rocketmq_11180_offsets_near_2_to_the_63_stay_exact() -> None:
         window = tracked(base, base + 1, base + 2, base + 3)
         window.ack(base)
         window.ack(base + 2)
-        restored = AckWindow.restore(window.snapshot())
-        assert (restored.floor, restored.outstanding) == (base, (base + 1, base + 3))
-        assert restored.ack(base + 1)
-        assert restored.floor == base + 2
-        assert restored.ack(base + 3)
-        assert restored.floor == base + 3
+        restored_window = AckWindow.restore(window.snapshot())
+        assert (restored_window.floor, restored_window.outstanding) == (base, (base + 1, base + 3))
+        assert restored_window.ack(base + 1)
+        assert restored_window.floor == base + 2
+        assert restored_window.ack(base + 3)
+        assert restored_window.floor == base + 3
 
 
 def test_threads_that_ack_at_once_lose_nothing() -> None:
