@@ -29,7 +29,7 @@ def test_an_operator_sends_failed_items_again_by_keyboard_alone(
     fail(api, "no answer", f"{batch}:0:2")
     press, type_in = page.keyboard.press, page.keyboard.type
     page.goto(f"{service_url}/#/stuck")
-    expect(page.get_by_role("heading", name="Stuck")).to_be_visible()
+    expect(page.get_by_role("heading", name="Stuck", exact=True)).to_be_visible()
     press("/")
     expect(page.get_by_label("Key")).to_be_focused()
     type_in(f"{word}-")
