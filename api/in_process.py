@@ -28,7 +28,7 @@ from api import problems
 from api.access.tokens import EVERYBODY, Tokens
 from api.acks.bodies import encode, parse
 from api.acks.refusals import refusal
-from api.acks.routes import PATHS, AckRoutes
+from api.acks.routes import PATHS, AckRoutes, verb_of
 from api.app import assemble, attach
 from api.fast_path import verbs
 from api.fast_path.verbs import NotPlain, RouteCall, RouteVerb, problem_of
@@ -404,7 +404,7 @@ class _Loop:
             return {"type": "http.disconnect"}
 
         # Not through the middleware of the server: it logs each request.
-        app: Any = self._routes if path in PATHS and request.method == "POST" else self._routes.fastapi
+        app: Any = self._routes if verb_of(path, request.method) is not None else self._routes.fastapi
         try:
             await app(scope, receive, output.send)
         except Exception:

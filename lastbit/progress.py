@@ -69,7 +69,7 @@ class Pace:
 
 
 def percent(part: int, whole: int) -> str:
-    """`99.95 %`: 100 only when all is done, 0 only when nothing is. `percent` in api/page/format.js is the same."""
+    """`99.95 %`: 100 only when all is done, 0 only when nothing is. `percent` in api/page/percent.js is the same."""
     if part >= whole:
         return "100 %"
     if 0 < part * 10_000 < whole:

@@ -31,6 +31,12 @@ from core.commits.pending import settle
 PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL, "/v1/skips": Verb.SKIP}
 
 
+def verb_of(path: str, method: str) -> Verb | None:
+    """What a request asks of these routes; None if FastAPI answers it, as a GET of failures, which searches them."""
+    verb = PATHS.get(path)
+    return None if verb is Verb.FAIL and method == "GET" else verb
+
+
 class AckRoutes:
     """Serves the ack routes, and passes all other requests to FastAPI."""
 
@@ -41,8 +47,8 @@ class AckRoutes:
         self.access: Access = app.state.access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
-        if verb is None or (verb is Verb.FAIL and scope["method"] == "GET"):
+        verb = verb_of(scope["path"], scope["method"]) if scope["type"] == "http" else None
+        if verb is None:
             await self.app(scope, receive, send)
             return
         try:
@@ -67,7 +73,7 @@ class AckRoutes:
 
     async def _handle(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
-            methods = "GET, POST" if verb is Verb.FAIL else "POST"  # a GET of failures searches them
+            methods = "GET, POST" if verb is Verb.FAIL else "POST"
             raise Problem("method_not_allowed", f"this path takes {methods}", headers={"Allow": methods})
         headers = first_headers(scope)
         key = headers.get(b"idempotency-key")

@@ -1,7 +1,8 @@
 // How a batch got on: its resolved and failed items over time, as a chart of one batch and as a small line in a table.
 
 import { make, setText } from "./dom.js";
-import { duration, percent, rate } from "./format.js";
+import { duration, rate } from "./format.js";
+import { percent } from "./percent.js";
 
 const WIDE = 600; // of a chart's own units; it is stretched to the width of the page
 const HIGH = 100;

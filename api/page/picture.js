@@ -2,7 +2,8 @@
 
 import * as api from "./api.js";
 import { fill, make, setText } from "./dom.js";
-import { count, number, percent } from "./format.js";
+import { count, number } from "./format.js";
+import { percent } from "./percent.js";
 
 // The server's limit for one response.
 const GROUPS = 131072;

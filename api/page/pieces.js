@@ -1,7 +1,8 @@
 // Shared by the list and the batch: state, labels, progress bar, and the message of a failed call.
 
 import { make, setText } from "./dom.js";
-import { count, isLive, number, percent } from "./format.js";
+import { count, isLive, number } from "./format.js";
+import { percent } from "./percent.js";
 
 export const STATES = ["open", "sealed", "complete", "expired", "cancelled"];
 

@@ -2,9 +2,10 @@
 
 import * as api from "./api.js";
 import { make, setText } from "./dom.js";
-import { count, number, percent, since, title } from "./format.js";
+import { count, number, since, title } from "./format.js";
 import { smallLine } from "./history.js";
 import { sorted } from "./order.js";
+import { percent } from "./percent.js";
 import { resolvedOf, stateMark } from "./pieces.js";
 import { address, choices, polled, table } from "./views.js";
 

@@ -107,7 +107,7 @@ def test_a_share_is_whole_only_when_all_is_done(part: int, whole: int, words: st
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_the_page_shows_the_same_shares() -> None:
-    page = (ROOT / "api/page/format.js").as_uri()
+    page = (ROOT / "api/page/percent.js").as_uri()
     pairs = [[part, whole] for part, whole, _ in SHARES]
     code = f'import {{ percent }} from "{page}"; for (const pair of {pairs}) console.log(`${{percent(...pair)}} %`);'
     shown = subprocess.run(
