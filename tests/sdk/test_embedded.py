@@ -106,7 +106,7 @@ except ImportError as error:
 @mutant(
     "each-request-is-a-line-of-the-programs-output",
     "api.in_process:_Loop._respond",
-    'self._routes if path in PATHS and request.method == "POST" else self._routes.fastapi',
+    "self._routes if verb_of(path, request.method) is not None else self._routes.fastapi",
     "self._routes",
 )
 def test_requests_are_written_to_no_log(
