@@ -47,9 +47,14 @@ def unused_port() -> Iterator[int]:
 
 
 def test_it_is_said_once_for_each_service(
-    service_url: str, unused_port: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    service_url: str,
+    unused_port: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without passwords; a service that can't be reached is a warning with the cause."""
+    monkeypatch.setattr(_tracking, "_told", set())  # other tests of this process have told of the service
     caplog.set_level(logging.INFO, log.name)
     away = f"http://user:secret@127.0.0.1:{unused_port}"
     with Client(service_url) as client, Client(away) as lost, Lastbit(f"sqlite:///{tmp_path}/own.db") as own:
