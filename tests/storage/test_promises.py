@@ -32,13 +32,14 @@ def replaced(pattern: bytes, by: bytes) -> Rewrite:
 
 
 def another_digit(pattern: bytes, *, after: int) -> Rewrite:
-    """The digit at the end of what matches becomes another one, once that has arrived this number of times."""
+    """The digit at the end of what matches becomes another one, once that has arrived this number of times. It is far
+    from those of the next rows."""
     arrivals: Counter[bytes] = Counter()
 
     def changed(match: re.Match[bytes]) -> bytes:
         arrivals[match[0]] += 1
         last = int(match[0][-1:])
-        return match[0][:-1] + b"%d" % (last if arrivals[match[0]] <= after else 9 - last)
+        return match[0][:-1] + b"%d" % (last if arrivals[match[0]] <= after else (last + 5) % 10)
 
     return lambda data: re.sub(pattern, changed, data)
 
