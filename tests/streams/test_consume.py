@@ -149,7 +149,8 @@ class Ticking(Records):
 def test_beside_a_poison_record_the_other_partitions_are_never_idle(
     url: str, create: Callable[..., str], kind: type[Worker]
 ) -> None:
-    """Three workers, twelve partitions: the record is a dead letter after its tries, and no worker ends."""
+    """Three workers, twelve partitions: the record is a dead letter after its tries, and no worker ends. Between two
+    tries each other partition goes on, however slow the machine is."""
     group, topic = create(12), Ticking(12)
     options: dict[str, Any] = {
         "key": lambda record: record[1] % 10,
@@ -163,15 +164,12 @@ def test_beside_a_poison_record_the_other_partitions_are_never_idle(
         eventually(lambda: len(topic.moments), 12)
         topic.poisoned.set()
         eventually(lambda: len(topic.dead_letters), 1)
-        end = time.monotonic()
         assert all(worker.is_running for worker in workers)
     assert [worker.error for worker in workers] == [None] * 3
     assert len(topic.tries) == 4
-    begin = topic.tries[0]
     for partition in sorted(set(range(12)) - {5}):
-        moments = [begin, *(moment for moment in topic.moments[partition] if begin < moment < end), end]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
-        assert max(gaps) < 1, (partition, max(gaps))
+        for earlier, later in itertools.pairwise(topic.tries[1:]):
+            assert any(earlier < moment < later for moment in topic.moments[partition]), partition
 
 
 @mutant(
