@@ -163,9 +163,9 @@ test-galera: $(READY) ## run only those of the slow tests that use a cluster
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
 	$(BIN)/pytest -m galera --durations 10
 
-test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
+test-postgresql: $(READY) ## run the quick tests that use a server on PostgreSQL
 	@scripts/need.sh $(TEST_SERVERS) faketime
-	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m "not nightly" --ignore tests/explorer $(XDIST) --durations 10
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/$(QUICK_TESTS) --ignore tests/explorer --durations 10
 
 test-oceanbase: $(READY) $(SEEKDB)/.ready ## run the tests that use a server on OceanBase (seekdb)
 	@scripts/need.sh $(TEST_SERVERS)
@@ -174,7 +174,7 @@ test-oceanbase: $(READY) $(SEEKDB)/.ready ## run the tests that use a server on 
 test-nightly: $(READY) ## run what repeats other tests, and takes long
 	@scripts/need.sh $(TEST_SERVERS) faketime
 	$(BIN)/pytest -m nightly $(XDIST) --durations 10
-	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m nightly $(XDIST) --durations 10
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m "slow or nightly" $(XDIST) --durations 10
 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
