@@ -457,7 +457,7 @@ def test_a_pass_reads_batches_that_may_be_idle_and_not_all_live_ones(
     "list(tx.execute(same.order_by(_table.id).limit(PAGE)))",
     "[]",
 )
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 8))])
 def test_batches_expire_in_the_first_pass_after_their_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
