@@ -155,9 +155,9 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 	@scripts/need.sh $(TEST_SERVERS)
 	$(BIN)/$(QUICK_TESTS) --durations 25
 
-test-slow: $(READY) $(SEEKDB)/.ready ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
+test-slow: $(READY) $(SEEKDB)/.ready ## run the slow tests, or those in TESTS: chaos, upgrades, fuzz
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
-	$(BIN)/pytest -m "slow and not nightly" $(XDIST) --durations 10
+	$(BIN)/pytest -m "slow and not nightly" $(XDIST) --durations 10 $(TESTS)
 
 test-galera: $(READY) ## run only those of the slow tests that use a cluster
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
