@@ -155,7 +155,7 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 	@scripts/need.sh $(TEST_SERVERS)
 	$(BIN)/$(QUICK_TESTS) --durations 25
 
-test-slow: $(READY) $(SEEKDB)/.ready ## run the slow tests, or those in TESTS: chaos, upgrades, fuzz
+test-slow: $(READY) $(SEEKDB)/.ready ## run the slow tests, or those that TESTS names
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
 	$(BIN)/pytest -m "slow and not nightly" $(XDIST) --durations 10 $(TESTS)
 
