@@ -48,7 +48,7 @@ class KnownTokens(BaseModel):
 
 
 class Sections(BaseModel):
-    """The sections of the page that have something in them, besides those that are always shown."""
+    """The sections of the page that have something in them, except those that are always shown."""
 
     sections: list[str]
 

@@ -1,4 +1,4 @@
-"""Which kinds of things there are in the database, besides batches. The page shows sections for those alone."""
+"""Which kinds of things there are in the database, apart from batches. The page shows only their sections."""
 
 from __future__ import annotations
 

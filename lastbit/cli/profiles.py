@@ -85,7 +85,7 @@ def read(name: str) -> Profile | None:
     except OSError as error:
         raise ProfileFailed(path, error.strerror) from None
     except (ValueError, TypeError, LookupError, AttributeError):
-        raise ProfileFailed(path, f"it is damaged; `lastbit login --profile {name}` writes it anew") from None
+        raise ProfileFailed(path, f"it is damaged; `lastbit login --profile {name}` writes a new one") from None
     return Profile(name, url, token)
 
 

@@ -167,7 +167,7 @@ def test_a_wrong_profile_is_named(options: list[str], variables: dict[str, str],
 def test_a_damaged_profile_says_how_to_mend_it(folder: Path) -> None:
     profiles.write(STORED[0])
     (folder / "default.json").write_text("{")
-    assert "`lastbit login --profile default` writes it anew" in lastbit("list", code=1).stderr
+    assert "`lastbit login --profile default` writes a new one" in lastbit("list", code=1).stderr
 
 
 def test_names_of_profiles_are_completed() -> None:
