@@ -301,7 +301,7 @@ def test_a_release_waits_for_the_handlers_that_run_and_for_nothing_else(
     url: str, client: Client, create: Callable[..., str], kind: type[Worker]
 ) -> None:
     """Its time of ten minutes isn't used up."""
-    group, records = create(2), Records(2, 50)
+    group, records = create(1), Records(1, 50)
     running, goes_on = threading.Semaphore(0), threading.Event()
 
     def handle(record: tuple[int, int]) -> None:
