@@ -2,7 +2,7 @@
 // one is open.
 
 import * as api from "./api.js";
-import { fill, make } from "./dom.js";
+import { fill, make, setText } from "./dom.js";
 import { number } from "./format.js";
 import { repeat } from "./live.js";
 import { isLimited, may } from "./session.js";
@@ -52,7 +52,11 @@ export function showSections(path) {
 }
 
 async function look(signal) {
-  if (unlimited()) used = (await api.sections(signal)).sections;
+  if (unlimited()) {
+    const { sections, ids } = await api.sections(signal);
+    used = sections;
+    showIds(ids);
+  }
   draw();
   if (performance.now() - counted >= EVERY) {
     const { total, exact } = await api.counts({ unchanged_for: STUCK }, signal);
@@ -61,6 +65,16 @@ async function look(signal) {
     draw();
   }
   return true;
+}
+
+// Of one of several Lastbits side by side; `ids`, such as 3/16, are null if there is one.
+function showIds(ids) {
+  const node = document.getElementById("ids");
+  node.hidden = ids === null;
+  if (ids === null) return;
+  const [remainder, divisor] = ids.split("/");
+  setText(node, `ids ${ids}`);
+  node.title = `The ids of its batches leave ${remainder} when they are divided by ${divisor}`;
 }
 
 function draw() {

@@ -48,9 +48,11 @@ class KnownTokens(BaseModel):
 
 
 class Sections(BaseModel):
-    """The sections of the page that have something in them, except those that are always shown."""
+    """The sections of the page that have something in them, except those that are always shown. `ids`: which numbers
+    are ids of batches, such as 3/16; None: all."""
 
     sections: list[str]
+    ids: str | None
 
 
 def _access(request: Request) -> Access:
@@ -112,8 +114,12 @@ def known_tokens(request: Request) -> KnownTokens:
 @needs(Role.READ)
 def sections(request: Request) -> Sections:
     """By their names in the page's addresses."""
-    found = service_of(request).in_use()._asdict()
-    return Sections(sections=[name.replace("_", "-") for name, is_used in found.items() if is_used])
+    service = service_of(request)
+    ids = service.ids()
+    return Sections(
+        sections=[name.replace("_", "-") for name, is_used in service.in_use()._asdict().items() if is_used],
+        ids=None if ids is None else str(ids),
+    )
 
 
 @router.delete("", status_code=204)

@@ -28,8 +28,9 @@ from core.service.reads import MAX_WAITING, ReadService
 from core.service.tallies import TallyService
 from core.service.webhooks import WebhookService
 from core.service.writes import WriteService
-from core.storage import schema
+from core.storage import dialects, schema
 from core.storage.database import Database
+from core.storage.numbering import Numbering
 from core.webhooks.sender import Sender
 
 
@@ -70,6 +71,10 @@ class Service:
     def in_use(self) -> InUse:
         """Which kinds of things there are, besides batches."""
         return self.database.read(in_use.read)
+
+    def ids(self) -> Numbering | None:
+        """Which numbers are ids of batches; None: all."""
+        return self.database.read(lambda tx: dialects.of(tx).numbering(tx))
 
     def stop(self) -> None:
         """Answer the acks in progress, accept no more, and close the connections."""

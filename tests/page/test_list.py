@@ -17,6 +17,9 @@ import pytest
 import sqlalchemy as sa
 from playwright.sync_api import Page, Route, expect
 
+from core.storage import schema
+from core.storage.database import Database
+from core.storage.numbering import Numbering
 from tests.page.test_operations import group, tally
 from tests.page.test_page import ack, fail, open_batch, process, row
 from tests.support.servers import running_service, sqlite_file
@@ -107,18 +110,18 @@ def test_a_section_appears_when_there_is_something_in_it(page: Page) -> None:
         page.goto(f"{service.url}/#/")
         expect(links).to_have_text(["Batches", "Stuck", "Failures", "Feed", "Webhooks", "Tokens"])
         with httpx.Client(base_url=service.url) as api:
-            assert api.get("/session/sections").json() == {"sections": []}
+            assert api.get("/session/sections").json() == {"sections": [], "ids": None}
             tally(api)
             page.goto(f"{service.url}/#/feed")
             expect(links).to_have_text(["Batches", "Stuck", "Failures", "Feed", "Tallies", "Webhooks", "Tokens"])
             name = group(api)
-            assert api.get("/session/sections").json() == {"sections": ["consumer-groups", "tallies"]}
+            assert api.get("/session/sections").json()["sections"] == ["consumer-groups", "tallies"]
             api.delete(f"/v1/consumer-groups/{name}/workers/importer").raise_for_status()
             api.delete(f"/v1/consumer-groups/{name}").raise_for_status()
-            assert api.get("/session/sections").json() == {"sections": ["tallies"]}
+            assert api.get("/session/sections").json()["sections"] == ["tallies"]
             process(api, "shipping")
             sections = ["processes", "commands", "consumer-groups", "tallies"]
-            assert api.get("/session/sections").json() == {"sections": sections}
+            assert api.get("/session/sections").json()["sections"] == sections
             batch = open_batch(api, items=2)
             ack(api, f"{batch}:0:0")
         with sqlite3.connect(str(sa.make_url(url).database)) as database:
@@ -127,6 +130,23 @@ def test_a_section_appears_when_there_is_something_in_it(page: Page) -> None:
         page.reload()
         expect(links.nth(1)).to_have_text("Stuck 1")
         page.goto("about:blank")
+
+
+def test_the_head_shows_which_ids_the_batches_have(page: Page, service_url: str) -> None:
+    """Of one of several Lastbits side by side, and of no other."""
+    page.goto(service_url)
+    expect(page.get_by_role("navigation", name="Sections")).to_be_visible()
+    head = page.get_by_text("ids 3/16")
+    with sqlite_file() as url:
+        with Database(url) as database:
+            schema.migrate(database, ids=Numbering(3, 16))
+        with running_service(url, LASTBIT_JANITOR_EVERY="0") as service:
+            page.goto(service.url)
+            expect(head).to_be_visible()
+            expect(head).to_have_attribute("title", "The ids of its batches leave 3 when they are divided by 16")
+            page.goto(service_url)
+            expect(page.locator("#ids")).to_be_hidden()
+            page.goto("about:blank")
 
 
 MANY = 100_000
