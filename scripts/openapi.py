@@ -1,5 +1,5 @@
-"""Write openapi.yaml, the contract, and docs/reference/calls.md, its calls with their roles, from the app. A test
-checks that they are equal."""
+"""Write openapi.yaml, the contract, and docs/reference/calls.md, its calls with their roles and fields, from the app. A
+test checks that they are equal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 
 from api.app import create
 from api.openapi import openapi, rules
+from scripts import call_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "openapi.yaml"
@@ -25,6 +26,13 @@ page, and not part of the contract.
 | call | operation | one of the roles | limited tokens |
 |---|---|---|---|
 """
+FIELDS = """
+## Parameters and fields
+
+Everything that a call takes in its query, its headers and its JSON body. Integers stay
+below 2^53. A field without a default may be left out, unless it is required.
+`openapi.yaml` describes the fields of the answers too.
+"""
 
 
 def render() -> str:
@@ -33,11 +41,12 @@ def render() -> str:
 
 
 def calls() -> str:
-    """The page of all routes that need a token, and of all operations."""
+    """The page of all routes that need a token, and of all operations with what they take."""
     app = create().fastapi
+    document = openapi(app)
     operations = {
         (method.upper(), path): operation["operationId"]
-        for path, methods in openapi(app)["paths"].items()
+        for path, methods in document["paths"].items()
         for method, operation in methods.items()
     }
     rows = []
@@ -47,7 +56,7 @@ def calls() -> str:
             roles = "everybody" if rule.everybody else ", ".join(rule.roles)
             is_limited = "yes" if rule.limited or rule.everybody else "no"
             rows.append(f"| `{method} {path}` | {f'`{operation}`' if operation else '–'} | {roles} | {is_limited} |\n")
-    return HEAD + "".join(rows)
+    return HEAD + "".join(rows) + FIELDS + call_fields.sections(document)
 
 
 if __name__ == "__main__":
