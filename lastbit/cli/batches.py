@@ -438,6 +438,7 @@ def list_batches(
     """List batches, newest first.
 
     The service applies the filters. --sort and --reverse read all batches that match, a thousand per call.
+    In JSON, `more` is true if more batches match than are listed.
     """
     is_sorted = order != "opened" or is_reversed
     if is_sorted and cursor is not None:
@@ -467,7 +468,10 @@ def list_batches(
 @filter_options
 @session
 def counts(s: Session, filters: Filters) -> None:
-    """Count batches by state."""
+    """Count batches by state.
+
+    In JSON, `exact` is false if there are more than the service counts in one call.
+    """
     counts = s.client.counts(**filters)
     width = max(len(f"{number:,}") for number in (*counts.states.values(), counts.total))
     rows = [*counts.states.items(), ("total", counts.total)]

@@ -131,7 +131,11 @@ def _cancelled(s: Session, batches: Iterable[int]) -> Iterator[Batch]:
 @click.option("--limit", type=LIMIT, help="Maximum number of ranges, or of ids with --ids.  [default: all]")
 @session
 def pending(s: Session, batch: int, failed: bool, skipped: bool, ids_only: bool, limit: int | None) -> None:
-    """Show the pending items of BATCH, as ranges of ids."""
+    """Show the pending items of BATCH, as ranges of ids.
+
+    Failed or skipped ones are shown by reason, the most frequent first. In JSON, `reasons` has the first thousand
+    reasons, and `others` is the number of items with other ones.
+    """
     if failed and skipped:
         raise click.UsageError("--failed and --skipped exclude each other: use one of them")
     handle = s.client.batch(batch)

@@ -92,7 +92,10 @@ def show(s: Session, process: str, instance: str) -> None:
 @click.option("--event", help="Only the event with this id.")
 @session
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
-    """Retry the parked events of INSTANCE."""
+    """Retry the parked events of INSTANCE.
+
+    An event that is being retried, or was handled, is left alone, so this can be repeated.
+    """
     count = s.client.processes.retry(process, instance, event=event)
     if event is None or count:
         s.output.answer({"retrying": count}, f"{number(count, 'event')} will be handled again")

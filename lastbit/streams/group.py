@@ -135,8 +135,9 @@ class ConsumerGroup:
         run in parallel.
 
         If a callback raises, the worker stops as with `stop`, and `run` raises the exception; the same is true of
-        Ctrl-C. Raises `ConsumerGroupNotFound`, `GroupReplaced` and other refusals. If the service is unreachable, the
-        worker loses its partitions and keeps trying.
+        Ctrl-C. Raises `ConsumerGroupNotFound`, `SessionReplaced` if another process has joined under the worker's name,
+        `GroupReplaced`, `PartitionsFixed` and other refusals. If the service is unreachable for a ttl, the worker loses
+        its partitions and keeps trying; it receives again those that nobody has taken.
         """
 
         def call(step: Call[Assignment]) -> None:

@@ -175,7 +175,8 @@ class AsyncConsumerGroup:
         stuck_after: float = 60.0,
         on_stuck: Callable[[Any, float], object] | None = None,
     ) -> None:
-        """`run` with an ordered stream for each partition; see `ConsumerGroup.consume`. Each source has a task."""
+        """`run` with an ordered stream for each partition; see `ConsumerGroup.consume`. Each source has a task,
+        so it may wait for a record, if it yields None within the group's release time."""
         options = Options(key, handlers, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck)
         options.checked("handlers")
         workers = TaskWorkers()
