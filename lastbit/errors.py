@@ -271,7 +271,8 @@ was a connection but no response."""
 
 class ServiceUnreachable(LastbitError):
     """The service did not respond. The request may or may not have been carried out; if it is `repeatable`, sending it
-    again is safe."""
+    again is safe. Once they were sent, an open, an extend or a redrive without an idempotency key of yours is not, nor
+    the creation or test of a webhook."""
 
     is_temporary = True
 

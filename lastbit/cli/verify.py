@@ -18,7 +18,9 @@ from lastbit.models import Verification
 
 @click.command(epilog=examples("lastbit verify 7", "lastbit verify --all"))
 @click.argument("batch", type=BATCH, required=False)
-@click.option("--all", "all_batches", is_flag=True, help="Verify all batches that are there when it begins, one after the other.")
+@click.option(
+    "--all", "all_batches", is_flag=True, help="Verify all batches that are there when it begins, one after the other."
+)
 @session
 def verify(s: Session, batch: int | None, all_batches: bool) -> None:
     """Recount the bits of BATCH and compare them with its counts."""
