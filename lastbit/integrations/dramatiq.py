@@ -119,7 +119,7 @@ class LastbitMiddleware(Middleware):
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`, which may be a
     `lastbit.embedded.Lastbit`. `on_completed`: called with a `Completed` for each complete batch in a result,
     repeatedly if it raises; see `Acker`. `skipped`: whether a message that a middleware skipped acks, fails or skips
-    its item. `linger`: seconds for which items are gathered.
+    its item. `linger`: seconds for which items are gathered, by default 0.02.
     `skip_ended`: whether messages of batches that were cancelled, have expired or were deleted are not processed.
     `app_name`: the name that the producers and workers of an app share, whose workers send `on_success` and
     `on_complete`.

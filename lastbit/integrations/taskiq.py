@@ -128,9 +128,9 @@ class LastbitMiddleware(TaskiqMiddleware):
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`, which may be a
     `lastbit.embedded.Lastbit`. `on_completed`: a function or coroutine function, called with a `Completed` for each
     complete batch in a result, repeatedly if it raises; see `AsyncAcker`. `linger`: seconds for which resolutions are
-    gathered. `skip_ended`: whether tasks of batches that were cancelled, have expired or were deleted do not run.
-    `app_name`: the name that the producers and workers of an app share, whose workers send `on_success` and
-    `on_complete`.
+    gathered, by default 0.02. `skip_ended`: whether tasks of batches that were cancelled, have expired or were deleted
+    do not run. `app_name`: the name that the producers and workers of an app share, whose workers send `on_success`
+    and `on_complete`.
     """
 
     def __init__(

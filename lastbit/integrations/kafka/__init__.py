@@ -126,7 +126,8 @@ def consume(
             at the same time.
         workers: The number of threads.
         attempts: The number of attempts at a record; None for no limit.
-        retry_delay: Seconds before the second attempt; it doubles with each, up to 30. The worker waits.
+        retry_delay: Seconds before the second attempt; it doubles with each, up to 30. The worker waits meanwhile, and
+            so does the committed offset of the partition.
         dead_letter: Called with the record and the exception before its item is failed, for example to publish it to a
             dead-letter topic. If it raises, the record is handled again.
         every: Seconds between commits of offsets.

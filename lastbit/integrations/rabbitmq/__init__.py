@@ -74,6 +74,8 @@ def fan_out(
     bytes, a text, or an `Outgoing` with properties of its own; without them, messages are persistent. `lastbit`: the
     client of Lastbit, or a `lastbit.embedded.Lastbit`; by default a client for LASTBIT_URL and LASTBIT_TOKEN.
 
+    `exchange` must route each message to one queue: of two copies, the first that is handled acks the item.
+
     Publisher confirms are on. Messages that the broker returns because no queue is bound to their key, that it refuses,
     or whose confirmation was lost with the connection are published again.
 
@@ -143,7 +145,8 @@ def consume(
         handle: Called from several threads at a time, with a `Message`.
         workers: The number of threads.
         prefetch: The number of messages that this consumer holds unacked: those that are handled, that wait for a
-            worker or for their ack.
+            worker or for their ack. For work of seconds, take two or three times `workers`, so that other processes get
+            the rest; for work of less than a millisecond 1,000, for next to no work 4,000.
         on_error: What an exception of the handler means: `requeue` the message; `reject` it, so that the queue's
             dead-letter exchange gets it; or `fail` its item, with the exception as the reason.
         retry_delay: Seconds before a message is requeued.

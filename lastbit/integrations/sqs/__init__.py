@@ -132,14 +132,15 @@ def consume(
         handle: Called from several threads at a time. Messages of a FIFO queue's group are handled in order, one at a
             time.
         workers: The number of threads.
-        prefetch: The number of messages that wait here while all workers are busy, by default ten for each receiver; 0
-            for slow handlers.
+        prefetch: The number of messages that wait here while all workers are busy, by default ten for each receiver.
+            Set 0 if handlers take minutes.
         receivers: The number of receive calls at a time on a standard queue. One gets up to ten messages in a round
-            trip.
+            trip. Raise it if handlers are so short that workers wait.
         visibility_timeout: Seconds after which the messages of a dead process are delivered again, by default the
-            queue's. While a handler runs its message stays hidden, for up to 12 hours.
+            queue's. While a handler runs its message stays hidden, for up to 12 hours, so the timeout may be shorter
+            than the work: 30 seconds suit most queues.
         wait_seconds: Seconds, up to 20, for which SQS holds a receive while the queue is empty. A stop may take as
-            long.
+            long, so keep it below the grace period of your deployment.
         retry_delay: Seconds after which a message is delivered again whose handler has raised; by default the rest of
             its visibility timeout.
         until_empty: Also return when a receive finds nothing and no message is held.
