@@ -112,7 +112,7 @@ def test_a_recipe_runs_as_it_is_printed(
     if "POSTGRES_URL" in section:
         variables["POSTGRES_URL"] = request.getfixturevalue("postgresql")
     for program in re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
-        (file,) = re.findall(r"Save as `(\w+\.py)`", section)
+        (file,) = re.findall(r"^`(\w+\.py)`", section, re.MULTILINE)
         (tmp_path / file).write_text(program)
     (commands,) = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     output = tmp_path / "output"
