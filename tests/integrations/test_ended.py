@@ -82,7 +82,7 @@ class Canceller:
 )
 @mutant(
     "a-job-of-an-ended-batch-runs",
-    "lastbit.integrations.rq:LastbitMixin.execute_job",
+    "lastbit.integrations.rq._worker:LastbitMixin.execute_job",
     "self._prepare().skips(item)",
     "self._prepare() is None",
     case="rq",

@@ -132,7 +132,7 @@ def test_messages_are_held_while_the_service_is_away(driver: Driver, producer: L
 )
 @mutant(
     "a-finished-job-is-saved-without-a-note",
-    "lastbit.integrations.rq:LastbitMixin.handle_job_success",
+    "lastbit.integrations.rq._worker:LastbitMixin.handle_job_success",
     "_unacked.note(self.connection, job.origin, item)",
     "pass",
     case="rq",

@@ -101,7 +101,7 @@ def states(batch: BatchHandle) -> dict[str, str]:
 )
 @mutant(
     "a-job-that-skips-itself-is-acked",
-    "lastbit.integrations.rq:LastbitMixin._resolve_now",
+    "lastbit.integrations.rq._worker:LastbitMixin._resolve_now",
     "isinstance(request, Skip)",
     "False",
     case="rq",

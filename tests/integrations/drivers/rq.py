@@ -14,6 +14,7 @@ from lastbit.errors import LastbitError
 from lastbit.failures import Redrive
 from lastbit.integrations import Skipped
 from lastbit.integrations import rq as adapter
+from lastbit.integrations.rq import _worker
 from lastbit.integrations.rq._unacked import noted
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, repeated
 
@@ -39,7 +40,7 @@ class Driver:
         self._store = redis_py.Redis.from_url(request.getfixturevalue("redis").url(0))
         self._store.flushall()
         self._queue = Queue(connection=self._store)
-        request.getfixturevalue("monkeypatch").setattr(adapter, "PATIENCE", 1.0)
+        request.getfixturevalue("monkeypatch").setattr(_worker, "PATIENCE", 1.0)
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         calls = [(body,) for body in bodies]

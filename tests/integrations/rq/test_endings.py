@@ -21,13 +21,13 @@ from lastbit.integrations.rq import (
     LastbitMixin,
     LastbitSimpleWorker,
     LastbitWorker,
-    _reconcile,
     fan_out,
     item_of_job,
     job_id_of,
     reconcile,
     resend,
 )
+from lastbit.integrations.rq._maintenance import compare
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
 from lastbit.integrations.rq._unacked import note, noted, noted_skips, remove
 from tests.integrations.conftest import TOKEN
@@ -220,10 +220,16 @@ def test_a_work_horse_does_not_wait_for_a_worker_that_can_start_no_thread() -> N
 
 
 @mutant(
-    "what-a-killed-worker-noted-is-not-acked", "lastbit.integrations.rq:_reconcile", "_ack_noted(queue, client)", "0"
+    "what-a-killed-worker-noted-is-not-acked",
+    "lastbit.integrations.rq._maintenance:compare",
+    "_ack_noted(queue, client)",
+    "0",
 )
 @mutant(
-    "cancelled-jobs-are-overlooked", "lastbit.integrations.rq:_reconcile", "canceled.get_job_ids(cleanup=False)", "[]"
+    "cancelled-jobs-are-overlooked",
+    "lastbit.integrations.rq._maintenance:compare",
+    "canceled.get_job_ids(cleanup=False)",
+    "[]",
 )
 def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:
     """Cancelled jobs, jobs that another worker class has run, and what a killed worker has noted, though its job has
@@ -250,7 +256,7 @@ def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client:
 
 @mutant(
     "a-job-that-failed-in-the-producer-is-left",
-    "lastbit.integrations.rq:_resolve",
+    "lastbit.integrations.rq._fan_out:_resolve",
     "job.get_status(refresh=False) == JobStatus.FAILED",
     "False",
 )
@@ -265,7 +271,7 @@ def test_a_queue_without_workers_resolves_at_once(app: ModuleType, client: Clien
 
 @mutant(
     "an-error-after-a-skip-is-a-skip",
-    "lastbit.integrations.rq:_resolve",
+    "lastbit.integrations.rq._fan_out:_resolve",
     "_NEXT not in text",
     "True",
 )
@@ -287,7 +293,7 @@ def test_a_job_skips_itself_in_the_producer(app: ModuleType, client: Client) -> 
 )
 @mutant(
     "a-noted-skip-is-left-to-the-registry-of-finished-jobs",
-    "lastbit.integrations.rq:_reconcile",
+    "lastbit.integrations.rq._maintenance:compare",
     "_ack_noted(queue, client) + _skip_noted(queue, client)",
     "_ack_noted(queue, client)",
 )
@@ -380,10 +386,15 @@ def test_a_note_that_cannot_be_removed_does_not_fail_its_job(
     assert noted(app.store, "default") == []
 
 
-@mutant("each-maintenance-asks-for-each-batch", "lastbit.integrations.rq:_reconcile", "item not in compared", "True")
+@mutant(
+    "each-maintenance-asks-for-each-batch",
+    "lastbit.integrations.rq._maintenance:compare",
+    "item not in compared",
+    "True",
+)
 @mutant(
     "jobs-that-finish-later-are-overlooked",
-    "lastbit.integrations.rq:_reconcile",
+    "lastbit.integrations.rq._maintenance:compare",
     "item not in compared",
     "not compared",
 )
@@ -394,13 +405,13 @@ def test_a_maintenance_asks_only_for_jobs_that_it_has_not_compared(app: ModuleTy
     for _ in range(2):
         batch = fan_out(app.queue, app.succeeds, [()], client=client)
         SimpleWorker([app.queue], connection=app.store).work(burst=True)
-        assert _reconcile(app.queue, client, compared) == 1
+        assert compare(app.queue, client, compared) == 1
         assert batch.refresh().succeeded
-        assert _reconcile(app.queue, nowhere, compared) == 0
+        assert compare(app.queue, nowhere, compared) == 0
     with pytest.raises(errors.ServiceUnreachable):
         reconcile(app.queue, nowhere)
     app.store.delete(app.queue.finished_job_registry.key)
-    assert _reconcile(app.queue, client, compared) == 0
+    assert compare(app.queue, client, compared) == 0
     assert not compared
 
 
