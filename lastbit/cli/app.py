@@ -9,12 +9,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -187,6 +187,23 @@ def ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+COMMON: Final = (
+    click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]"),
+    click.option("--token", help="Sent as a bearer token; others on this machine can see it.  [LASTBIT_TOKEN]"),
+    click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token."),
+    click.option("--profile", type=profiles.ProfileName(), help="A service that login has stored.  [LASTBIT_PROFILE]"),
+    click.option("--json", is_flag=True, help="Print the result as one JSON document."),
+    click.option("--jq", metavar="FILTER", help="Print the JSON as this filter of jq makes it."),
+)
+GIVEN: Final = [setting.name for setting in fields(Settings) if setting.name != "before"]
+
+
+def _service_options(command: F) -> F:
+    for option in reversed(COMMON):
+        command = option(command)
+    return command
+
+
 @click.group(
     cls=Commands,
     epilog="\n\n".join(
@@ -203,23 +220,10 @@ def ended_by_signals() -> Iterator[None]:
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
-@click.option("--token", help="Sent as a bearer token; others on this machine can see it.  [LASTBIT_TOKEN]")
-@click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
-@click.option("--profile", type=profiles.ProfileName(), help="A service that login has stored.  [LASTBIT_PROFILE]")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-@click.option("--jq", metavar="FILTER", help="Print the JSON as this filter of jq makes it.")
+@_service_options
 @click.version_option(__version__, prog_name="lastbit")
 @click.pass_context
-def cli(
-    ctx: click.Context,
-    url: str | None,
-    token: str | None,
-    token_file: Path | None,
-    profile: str | None,
-    as_json: bool,
-    jq: str | None,
-) -> None:
+def cli(ctx: click.Context, /, **given: Any) -> None:
     """Know exactly when a fanned-out batch of work is finished.
 
     Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
@@ -230,7 +234,7 @@ def cli(
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character gets a question mark, not a traceback.
             stream.reconfigure(errors="replace")
-    ctx.obj = Settings(url=url, token=token, token_file=token_file, profile=profile, json=as_json, jq=jq)
+    ctx.obj = Settings(**given)
 
 
 def _secret(token: str | None, file: Path | None) -> str | None:
@@ -295,27 +299,11 @@ def _texts(value: Any) -> Iterator[str]:
 def common_options(command: F) -> F:
     """Adds the options that all commands have, and passes them as `settings`."""
 
-    @click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL]")
-    @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
-    @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
-    @click.option("--profile", type=profiles.ProfileName(), help="A service that login has stored.  [LASTBIT_PROFILE]")
-    @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-    @click.option("--jq", metavar="FILTER", help="Print the JSON as this filter of jq makes it.")
+    @_service_options
     @click.pass_context
     @wraps(command)
-    def with_settings(
-        ctx: click.Context,
-        /,
-        *arguments: Any,
-        url: str | None,
-        token: str | None,
-        token_file: Path | None,
-        profile: str | None,
-        as_json: bool,
-        jq: str | None,
-        **options: Any,
-    ) -> Any:
-        given = Settings(url=url, token=token, token_file=token_file, profile=profile, json=as_json, jq=jq)
+    def with_settings(ctx: click.Context, /, *arguments: Any, **options: Any) -> Any:
+        given = Settings(**{name: options.pop(name) for name in GIVEN})
         return command(*arguments, settings=given.after(ctx.obj), **options)
 
     return with_settings  # type: ignore[return-value]  # click replaces the signature
