@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final
 
+import sqlalchemy as sa
+
 from bench import measure
 from bench.measure import Scale
 from core import janitor
@@ -53,9 +55,12 @@ class Grown:
         self.database = database
         self.is_postgresql = database.url.get_backend_name() == "postgresql"
         schema.migrate(database)
-        with database.engine.begin() as tx:
+        # Not by the database's own connections: a million rows take longer than a statement of the service may.
+        engine = sa.create_engine(database.url)
+        with engine.begin() as tx:
             for statement in self._fill(batches):
                 tx.exec_driver_sql(statement.replace("%", "%%"))
+        engine.dispose()
         for table in FILLED:
             analyze(database, table)
         self.service = Service(database, combiner=Inline)
