@@ -1,9 +1,8 @@
-"""The sums of a batch and its descendants, on children_count database."""
+"""The sums of a batch and its descendants, on each database."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ from core.service import Service
 from core.storage import tables
 from lastbit.ids import MIN_GROUP_SIZE, ItemId, item_id
 from tests.mutants import mutant
+from tests.support import plans
 
 
 def open_batch(service: Service, items: int, parent: ItemId | None = None, **facts: object) -> int:
@@ -157,8 +157,8 @@ def test_a_tree_that_is_too_large_is_truncated(service: Service, monkeypatch: py
     assert service.batches.progress(root) == Progress(6, 0, 0, 0, 6, states(open=2), truncated=True)
 
 
-def test_ten_thousand_batches_are_summed_quickly(service: Service) -> None:
-    """In levels of 1, 99 and 9,900. The bound is ten times the usual time, for a busy machine."""
+def test_ten_thousand_batches_are_summed_in_few_statements(service: Service) -> None:
+    """In levels of 1, 99 and 9,900."""
     root = open_batch(service, 99)
 
     def copies(tx: Connection, parents: Sequence[int], children_count: int) -> None:
@@ -176,8 +176,7 @@ def test_ten_thousand_batches_are_summed_quickly(service: Service) -> None:
     with service.database.engine.connect() as tx:
         parents = list(tx.scalars(sa.select(tables.batches.c.id).where(tables.batches.c.parent_batch == root)))
     service.database.write(copies, parents, 100)
-    start_time = time.perf_counter()
-    progress = service.batches.progress(root)
-    seconds = time.perf_counter() - start_time
+    with plans.executions(service.database) as executions:
+        progress = service.batches.progress(root)
     assert (progress.items, progress.truncated) == (100 * 9900, False)
-    assert seconds < 1
+    assert 20 < len(executions) < 100
