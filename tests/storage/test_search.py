@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -207,3 +208,23 @@ def test_counts_of_many_batches_are_not_exact(service: Service, ids: list[int]) 
     assert (few.exact, few.by_state[State.OPEN], few.by_state[State.COMPLETE]) == (True, 2, 1)
     labelled = service.batches.counts(Filter(key_prefix="t1/", labels={"team": "2"}))
     assert (labelled.exact, sum(labelled.by_state.values())) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    "chosen", [Filter(), Filter(state=State.OPEN), Filter(labels={"team": "0"})], ids=["all", "a state", "a label"]
+)
+def test_counts_examine_no_more_batches_than_they_say(
+    server_database: Database, monkeypatch: pytest.MonkeyPatch, chosen: Filter
+) -> None:
+    """Of many, those that were opened last. The index of states has all."""
+    monkeypatch.setattr(search, "MOST", 1000)
+    row = {"group_size": 64, "items": 0, "acked": 0, "failed": 0, "full_prefix": 0, "open_count": 0, "labels": "{}"}
+    times = dict.fromkeys(["created_at", "updated_at", "seen_updated_at"], NOON)
+    states = itertools.cycle([State.OPEN, State.SEALED, State.COMPLETE])
+    rows = [row | times | {"batch_key": "many", "state": next(states)} for _ in range(5000)]
+    server_database.write(lambda tx: tx.execute(sa.insert(tables.batches), rows) and None)
+    plans.analyze(server_database, "batches")
+    with plans.executions(server_database) as executions:
+        assert not server_database.read(search.counts, chosen).exact
+    with server_database.engine.connect() as tx:
+        assert sum(plans.rows_read(tx, text, values) for text, values in executions) < 1100

@@ -22,6 +22,7 @@ def finds_nothing_by(database: Database, index: str, text: str, values: Any, mos
     """Assert that the query, which has no result, uses the index; on a server, that it reads at most `most_rows` rows
     and index entries. On SQLite `index` is a part of the plan."""
     with database.engine.connect() as tx:
+        assert tx.exec_driver_sql(text, values).all() == []
         if not database.is_embedded:
             assert rows_read(tx, text, values) <= most_rows
         if database.url.get_backend_name() != "mysql":
@@ -30,12 +31,12 @@ def finds_nothing_by(database: Database, index: str, text: str, values: Any, mos
 
 
 def rows_read(tx: Connection, text: str, values: Any) -> int:
-    """The number of rows and index entries that a server reads for a query without a result."""
+    """The number of rows and index entries that a server reads for a query; a few more if it groups its result."""
     if tx.dialect.name == "postgresql":
         [document] = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", values).scalars()
         return _rows_of(document[0]["Plan"])
     tx.exec_driver_sql("FLUSH STATUS")
-    assert tx.exec_driver_sql(text, values).all() == []
+    tx.exec_driver_sql(text, values).all()
     counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
     return sum(int(count) for _, count in counts)
 
