@@ -15,7 +15,8 @@ const AT_ONCE = 4;
 // What has become of a batch that doesn't take the action any more.
 const CHANGED = ["batch_complete", "batch_expired", "batch_cancelled", "batch_live", "batch_not_found", "state_conflict", "nothing_failed"];
 
-// `states`: those in which a batch takes the action; `has`: the items that make it worth it; `send`: the call for a batch.
+// `states`: those in which a batch takes the action; `has`: the items that make it worth it; `asks`: the label of the text
+// that goes with it; `send`: the call for a batch.
 const ACTIONS = [
   {
     name: "Cancel",
@@ -24,6 +25,7 @@ const ACTIONS = [
     states: ["open", "sealed"],
     kind: ["live batch", "live batches"],
     has: "pending",
+    asks: "Reason for cancelling",
     words: (pending) => `Acks that still come for ${pending === 1 ? "it" : "them"} will be rejected.`,
     send: (batch, { text, key }) => api.cancel(batch.id, { reason: text }, key),
   },
@@ -36,8 +38,9 @@ const ACTIONS = [
     kind: ["batch", "batches"],
     has: "failed",
     only: { failed: true },
+    asks: "Note for the producers",
     words: () => "Their producers are asked for them, by an event for each batch. They stay failed until they are acked.",
-    send: (batch, { text, key }) => api.redrive(batch.id, { note: text }, key),
+    send: (batch, { text, key, reason }) => api.redrive(batch.id, { note: text, reason }, key),
   },
   {
     name: "Reopen",
@@ -46,6 +49,7 @@ const ACTIONS = [
     states: ["cancelled", "expired"],
     kind: ["batch", "batches"],
     has: "pending",
+    asks: "Reason for reopening",
     words: () => "They take acks again. One whose deadline has passed is refused: reopen it by itself.",
     send: (batch, { text, key }) => api.reopen(batch.id, { reason: text }, key),
   },
@@ -68,14 +72,17 @@ const statesOf = (action, { state, outcome }) =>
 // The actions that fit the filter, and that the session may do.
 export const actionsOn = (filter) => ACTIONS.filter((action) => may(action.role) && statesOf(action, filter).length);
 
-// `done` is called once the dialog is closed after batches were acted on.
-export function askToActOnAll(filter, done) {
+// `done` is called once the dialog is closed after batches were acted on. With `only`, of the batches in its set, the `many`
+// items that failed for its reason are sent again, and nothing else is offered.
+export function askToActOnAll(filter, done, only = null) {
   const closed = new AbortController();
   const key = api.newKey(); // neither a second try nor a lost answer redrives a batch twice
-  const actions = actionsOn(filter);
+  const actions = actionsOn(filter).filter((action) => only === null || action.only);
+  const isFree = actions.length > 1;
   const choice = make(
     "select",
     { id: "action", onchange: chosen },
+    isFree ? make("option", { value: "" }, "choose…") : null,
     actions.map(({ name }) => make("option", { value: name }, name)),
   );
   const status = make("p.progress-line", { role: "status" });
@@ -84,12 +91,14 @@ export function askToActOnAll(filter, done) {
   const text = make("input", { id: "reason", maxlength: 4000, autocomplete: "off" });
   const textWord = make("span");
   const texts = make("label.typed", { for: "reason", hidden: true }, textWord, text);
+  const cause = make("input", { id: "cause", maxlength: 4000, autocomplete: "off", placeholder: "the whole reason; empty for any", value: only?.reason ?? "", readOnly: only !== null });
+  const causes = make("label.typed", { for: "cause", hidden: true }, make("span", {}, "Only those that failed for"), cause);
   const word = make("input", { id: "typed", autocomplete: "off", inputmode: "numeric", oninput: typed });
   const confirmation = make("label.typed", { for: "typed", hidden: true });
   const wrong = make("ul.ranges.failures", { hidden: true, "aria-label": "Refused" });
   const close = make("button", { type: "button", onclick: () => dialog.close() }, "Leave them");
   const doIt = make("button.danger", { type: "submit", disabled: true });
-  const chooser = make("label.typed", { for: "action" }, make("span", {}, "What to do"), choice);
+  const chooser = make("label.typed", { for: "action", hidden: !isFree }, make("span", {}, "What to do"), choice);
   let action = null;
   let collecting = new AbortController();
   let waiting = []; // batches to act on
@@ -97,8 +106,8 @@ export function askToActOnAll(filter, done) {
   let acted = 0;
   let changed = 0;
   const dialog = showDialog(
-    "Act on all that match",
-    make("form", { onsubmit: submitted }, chooser, status, bar, preview, texts, confirmation, wrong, make("div.buttons", {}, close, doIt)),
+    only ? "Send these items again" : "Act on all that match",
+    make("form", { onsubmit: submitted }, chooser, status, bar, preview, causes, texts, confirmation, wrong, make("div.buttons", {}, close, doIt)),
   );
   dialog.addEventListener("close", () => {
     closed.abort();
@@ -109,13 +118,16 @@ export function askToActOnAll(filter, done) {
   function chosen() {
     collecting.abort();
     collecting = new AbortController();
-    action = actions.find(({ name }) => name === choice.value);
+    action = actions.find(({ name }) => name === choice.value) ?? null;
     waiting = [];
     needed = null;
     doIt.disabled = true;
-    confirmation.hidden = texts.hidden = true;
+    doIt.hidden = action === null;
+    confirmation.hidden = texts.hidden = causes.hidden = true;
     word.value = "";
     fill(preview);
+    setText(status, "");
+    if (action === null) return;
     setText(doIt, action.short ?? action.name);
     setText(status, "Looking for them…");
     const signal = AbortSignal.any([closed.signal, collecting.signal]);
@@ -137,20 +149,19 @@ export function askToActOnAll(filter, done) {
       } while (cursor !== null && found.size < MOST);
       isMore ||= cursor !== null || found.size > MOST;
     }
-    waiting = [...found.values()].slice(0, MOST);
+    waiting = [...found.values()].filter(({ id }) => only === null || only.batches.has(id)).slice(0, MOST);
     if (!waiting.length) return setText(status, `No ${action.kind[0]} matches.`);
     const items = waiting.reduce((sum, batch) => sum + batch[action.has], 0);
-    setText(
-      status,
-      `${isMore ? "The first " : ""}${count(waiting.length, ...action.kind)} with ${count(items, `${action.has} item`)}. ${action.words(items)}`,
-    );
+    const those = only ? `${count(only.many, "item")} that failed for this reason` : count(items, `${action.has} item`);
+    setText(status, `${isMore ? "The first " : ""}${count(waiting.length, ...action.kind)} with ${those}. ${action.words(items)}`);
     fill(
       preview,
       make("ul.ranges", { "aria-label": "Chosen" }, waiting.slice(0, NAMED).map((batch) => make("li", {}, ...named(batch)))),
       waiting.length > NAMED ? make("p.quiet", {}, `and ${number(waiting.length - NAMED)} more`) : null,
     );
-    texts.hidden = action.name === "Delete";
-    setText(textWord, action.only ? "Note for the producers" : "Reason");
+    texts.hidden = !action.asks;
+    setText(textWord, action.asks ?? "");
+    causes.hidden = !action.only;
     needed = String(waiting.length);
     fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
     confirmation.hidden = false;
@@ -174,7 +185,7 @@ export function askToActOnAll(filter, done) {
     let finished = 0;
     waiting = [];
     doIt.disabled = true;
-    chooser.hidden = texts.hidden = confirmation.hidden = wrong.hidden = preview.hidden = true;
+    chooser.hidden = texts.hidden = causes.hidden = confirmation.hidden = wrong.hidden = preview.hidden = true;
     bar.hidden = false;
     bar.max = all.length;
     setText(close, "Stop");
@@ -188,7 +199,7 @@ export function askToActOnAll(filter, done) {
         while (left.length && !closed.signal.aborted) {
           const batch = left.shift();
           try {
-            await action.send(batch, { text: text.value || null, key });
+            await action.send(batch, { text: text.value || null, key, reason: cause.value || null });
             acted++;
           } catch (error) {
             if (CHANGED.includes(error.code)) changed++;
@@ -202,7 +213,8 @@ export function askToActOnAll(filter, done) {
     if (closed.signal.aborted) return;
     waiting = refusals.map(([batch]) => batch);
     bar.hidden = true;
-    const parts = [`${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} had changed and ${changed === 1 ? "was" : "were"} left alone`, refusals.length && `${number(refusals.length)} refused`];
+    const leftAlone = cause.value ? "had no such item or had changed" : `had changed and ${changed === 1 ? "was" : "were"} left alone`;
+    const parts = [`${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
     setText(status, `${parts.filter(Boolean).join(", ")}.`);
     say(status.textContent);
     wrong.hidden = !refusals.length;

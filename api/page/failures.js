@@ -1,12 +1,15 @@
 // Failures of all batches whose reason has a text, the newest batch first. The search is part of the address.
 
+import { askToActOnAll } from "./act-on-all.js";
 import * as api from "./api.js";
 import { fill, make, setText } from "./dom.js";
-import { count, since } from "./format.js";
+import { count, number, since } from "./format.js";
 import { reasonMark, trouble } from "./pieces.js";
+import { may } from "./session.js";
 import { address } from "./views.js";
 
 const STEP = 100;
+const REASONS = 10; // that are counted above the failures
 const HOPS = 10; // calls of one search: with a rare text, most pages are empty
 
 export function failuresView(main) {
@@ -22,12 +25,13 @@ export function failuresView(main) {
   );
   const wrong = trouble();
   const status = make("p.quiet", { role: "status" });
+  const reasons = make("ul.by-reason", { "aria-label": "Why they failed" });
   const list = make("ul.ranges.failures", { "aria-label": "Failures" });
   const more = make("button.more", { type: "button", hidden: true, onclick: search }, "Search on");
-  main.append(make("div.title", {}, make("h1", {}, "Failures")), form, wrong.node, status, list, more);
+  main.append(make("div.title", {}, make("h1", {}, "Failures")), form, wrong.node, status, reasons, list, more);
   let wanted = {};
   let cursor = null;
-  let found = 0;
+  let found = [];
   let searching = new AbortController();
 
   function submitted(event) {
@@ -41,7 +45,8 @@ export function failuresView(main) {
     searching.abort();
     searching = new AbortController();
     cursor = null;
-    found = 0;
+    found = [];
+    fill(reasons);
     fill(list);
     search();
   }
@@ -55,7 +60,7 @@ export function failuresView(main) {
       for (let hop = 0; hop < HOPS && missing > 0; hop++) {
         const page = await api.failures({ ...wanted, limit: missing, cursor }, signal);
         list.append(...page.failures.map(line));
-        found += page.failures.length;
+        found.push(...page.failures);
         missing -= page.failures.length;
         cursor = page.next;
         if (cursor === null) break;
@@ -67,7 +72,26 @@ export function failuresView(main) {
     }
     if (signal.aborted) return;
     more.hidden = cursor === null;
-    setText(status, `${found ? count(found, "failure") : "No failure"}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
+    fill(reasons, byReason());
+    setText(status, `${found.length ? count(found.length, "failure") : "No failure"}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
+  }
+
+  // The reasons of the failures that were found, the most frequent one first.
+  function byReason() {
+    const groups = new Map();
+    for (const failure of found) groups.set(failure.reason, [...(groups.get(failure.reason) ?? []), failure]);
+    const largest = [...groups].sort(([, one], [, other]) => other.length - one.length).slice(0, REASONS);
+    return largest.map(([reason, failures]) => {
+      const batches = new Set(failures.map(({ batch }) => batch));
+      const ask = () => askToActOnAll({ key_prefix: wanted.key_prefix }, restart, { reason, batches, many: failures.length });
+      return make(
+        "li",
+        {},
+        make("strong.many", {}, number(failures.length)),
+        make("div", {}, reasonMark(reason), make("span.facts", {}, `in ${count(batches.size, "batch", "batches")}`)),
+        reason && may("produce") ? make("button", { type: "button", onclick: ask }, "Send again…") : null,
+      );
+    });
   }
 
   return {

@@ -46,6 +46,8 @@ def test_exactly_the_previewed_batches_are_cancelled(
     page.get_by_label("Key").fill(word)
     page.get_by_role("button", name="Act on all…").click()
     dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button")).to_have_text(["Leave them"])
+    dialog.get_by_label("What to do").select_option("Cancel")
     expect(dialog.get_by_role("status")).to_contain_text("10 live batches with 20 pending items")
     expect(dialog.get_by_role("list", name="Chosen").get_by_role("listitem")).to_have_count(8)
     expect(dialog).to_contain_text("and 2 more")
@@ -95,6 +97,7 @@ def test_a_batch_that_is_sealed_during_the_search_counts_once(page: Page, api: h
 
     page.route(re.compile(r"/v1/batches\?.*state=sealed"), seal_first)
     page.get_by_role("button", name="Act on all…").click()
+    page.get_by_label("What to do").select_option("Cancel")
     expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("2 live batches with 2 pending items")
 
 
@@ -120,7 +123,7 @@ def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, c
         dialog.get_by_role("button", name="Close").click()
 
     page.get_by_role("button", name="Act on all…").click()
-    expect(dialog.get_by_label("What to do").get_by_role("option")).to_have_text(["Reopen", "Delete"])
+    expect(dialog.get_by_label("What to do").get_by_role("option")).to_have_text(["choose…", "Reopen", "Delete"])
     page.keyboard.press("Escape")
     act("Reopen", "3 batches reopened.")
     assert {state(api, batch) for batch in batches} == {"open"}
@@ -151,6 +154,58 @@ def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, c
     assert [api.get(f"/v1/batches/{batch}").status_code for batch in batches[1:]] == [404, 404]
     assert len(complaints) == 1
     assert "409" in complaints[0]
+    complaints.clear()
+
+
+@pytest.mark.parametrize("settings", [{"bypass_csp": True}, {"color_scheme": "dark", "bypass_csp": True, **PHONE}])
+def test_the_failures_of_one_reason_are_sent_again(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str], settings: dict[str, Any]
+) -> None:
+    """In the batches that the search has found; the other failures of these batches are not. So can those in a filtered
+    list be."""
+    word = uuid.uuid4().hex
+    batches = [open_batch(api, key=f"{word}-{number}", items=4) for number in range(3)]
+    for batch in batches:
+        api.post("/v1/failures", json={"items": [f"{batch}:0:0", f"{batch}:0:1"], "reason": "no disk"})
+    api.post("/v1/failures", json={"items": [f"{batches[0]}:0:2"], "reason": "no disk left"})
+
+    def redrives() -> list[tuple[int, str | None, int]]:
+        events = [
+            event for batch in batches for event in api.get("/v1/events", params={"batch": batch}).json()["events"]
+        ]
+        asked = [event for event in events if event["type"] == "batch.redrive"]
+        return [(event["batch"], event["data"]["reason"], event["data"]["count"]) for event in asked]
+
+    page.goto(f"{service_url}/#/failures?text=disk&key_prefix={word}")
+    reasons = page.get_by_role("list", name="Why they failed").get_by_role("listitem")
+    expect(reasons).to_have_count(2)
+    expect(reasons.first).to_contain_text(re.compile("6.*no disk.*in 3 batches"))
+    expect(reasons.nth(1)).to_contain_text(re.compile("1.*no disk left.*in 1 batch"))
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="Send again…").nth(1).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("status")).to_contain_text("1 batch with 1 item that failed for this reason")
+    expect(dialog.get_by_label("Only those that failed for")).to_have_value("no disk left")
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
+    dialog.get_by_label("Type").fill("1")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("status")).to_have_text("1 batch redriven.")
+    assert redrives() == [(batches[0], "no disk left", 1)]
+    dialog.get_by_role("button", name="Close").click()
+    page.goto(f"{service_url}/#/?key_prefix={word}")
+    page.get_by_role("button", name="Act on all…").click()
+    page.get_by_label("What to do").select_option("Send failed items again")
+    expect(dialog.get_by_role("status")).to_contain_text("3 batches with 7 failed items")
+    dialog.get_by_label("Only those that failed for").fill("no disk left")
+    dialog.get_by_label("Type").fill("3")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("status")).to_have_text("1 batch redriven, 2 had no such item or had changed.")
+    assert redrives() == [(batches[0], "no disk left", 1)] * 2
+    assert len(complaints) == 2
+    assert all("409" in complaint for complaint in complaints)
     complaints.clear()
 
 
