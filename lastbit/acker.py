@@ -111,6 +111,10 @@ class Acker:
     beyond that, `ack` and `fail` block. Before each call the acker waits for more items, until `gathered` of them wait
     or `linger` seconds are over. `report` passes an outcome to receivers, by default to each by its methods, in the
     acker's thread.
+
+    Every future is finished. What `on_completed` raises, even SystemExit, the futures of that batch's items raise; what
+    a future's own callback raises is logged by `lastbit.acker`. If a signal handler's exception, such as Ctrl-C or a
+    task's time limit, interrupts `ack`, the item is sent or not, and the acker continues.
     """
 
     def __init__(
