@@ -24,7 +24,7 @@ from core.bits import bitfield, journal
 from core.storage import tables
 
 ITEMS: Final = 2**18
-"""Groups are read in steps of about this many items, since each item may have a reason."""
+"""Groups of a batch with reasons are read in steps of about this many items, since each item may have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,17 @@ def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
     journaled batch."""
     columns = tables.item_groups.c
     journal_items = journal.recent(tx, batch.id, batch.group_size)
-    step = max(1, min(STEP, ITEMS // batch.group_size))
+    has_reasons = [tx.scalar(sa.select(_belongs(table, batch).exists())) for table in (tables.failures, tables.skips)]
+    step = max(1, min(STEP, ITEMS // batch.group_size)) if any(has_reasons) else STEP
     after = -1
     while True:
         query = sa.select(tables.item_groups).where(columns.batch_id == batch.id, columns.group_no > after)
         rows = {row.group_no: row for row in tx.execute(query.order_by(columns.group_no).limit(step))}
         last = max(rows) if len(rows) == step else None
-        reasons = _reasons(tx, tables.failures, batch, after + 1, last)
-        skip_reasons = _reasons(tx, tables.skips, batch, after + 1, last)
+        reasons, skip_reasons = (
+            _reasons(tx, table, batch, after + 1, last) if has_some else {}
+            for table, has_some in zip((tables.failures, tables.skips), has_reasons, strict=True)
+        )
         in_journal = {number for number in journal_items if number > after and (last is None or number <= last)}
         for number in sorted(rows.keys() | reasons.keys() | skip_reasons.keys() | in_journal):
             indexes = [by_group.get(number, ()) for by_group in (journal_items, reasons, skip_reasons)]
@@ -178,12 +181,17 @@ def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
         after = last
 
 
+def _belongs(table: sa.Table, batch: Batch) -> sa.Select[Any]:
+    """The numbers with a reason in the table."""
+    return sa.select(table.c.number).where(table.c.batch_id == batch.id)
+
+
 def _reasons(tx: Connection, table: sa.Table, batch: Batch, first: int, last: int | None) -> dict[int, list[int]]:
     """By group, the indexes with a reason in the table, in the groups `first` to `last` (None: to the end)."""
-    columns = table.c
-    query = sa.select(columns.number).where(columns.batch_id == batch.id, columns.number >= first * batch.group_size)
+    number_column = table.c.number
+    query = _belongs(table, batch).where(number_column >= first * batch.group_size)
     if last is not None:
-        query = query.where(columns.number < (last + 1) * batch.group_size)
+        query = query.where(number_column < (last + 1) * batch.group_size)
     indexes: dict[int, list[int]] = {}
     for number in tx.scalars(query):
         group, index = divmod(number, batch.group_size)
