@@ -72,22 +72,22 @@ class Grown:
 
     def _fill(self, batches: int) -> Iterator[str]:
         now, last_event = self.database.dialect.now, EVENTS * batches
-        every, each_event = self._numbers(batches), self._numbers(last_event)
+        batch_rows, each_event = self._numbers(batches), self._numbers(last_event)
         has_ended = "seq % 3 <> 0"
         labels = """CASE WHEN seq % 1000 = 1 THEN '{"team": "red"}' ELSE '{}' END"""
         bit = "decode('80', 'hex')" if self.is_postgresql else "x'80'"
-        done = f"CASE WHEN {has_ended} THEN 1 ELSE 0 END"
+        bit_count = f"CASE WHEN {has_ended} THEN 1 ELSE 0 END"
         ended_at = f"CASE WHEN {has_ended} THEN {now} END"
         yield (
             "INSERT INTO batches (id, batch_key, labels, group_size, items, acked, failed, state, full_prefix, "
             "open_count, created_at, updated_at, seen_updated_at, sealed_at, ended_at) "
-            f"SELECT seq, CONCAT('order-', seq), {labels}, {GROUP}, 1, {done}, 0, "
-            f"CASE WHEN {has_ended} THEN 'complete' ELSE 'open' END, {done}, 1, {now}, {now}, {now}, {ended_at}, "
-            f"{ended_at} FROM {every}"
+            f"SELECT seq, CONCAT('order-', seq), {labels}, {GROUP}, 1, {bit_count}, 0, "
+            f"CASE WHEN {has_ended} THEN 'complete' ELSE 'open' END, {bit_count}, 1, {now}, {now}, {now}, {ended_at}, "
+            f"{ended_at} FROM {batch_rows}"
         )
         yield (
             "INSERT INTO item_groups (batch_id, group_no, resolved, resolved_count, failed_count) "
-            f"SELECT seq, 0, {bit}, 1, 0 FROM {every} WHERE {has_ended}"
+            f"SELECT seq, 0, {bit}, 1, 0 FROM {batch_rows} WHERE {has_ended}"
         )
         yield (
             "INSERT INTO feed (position, event_id, type, batch_id, appended_at) "
@@ -99,7 +99,7 @@ class Grown:
         )
         yield (
             "INSERT INTO deliveries (webhook_id, position, state, attempts) "
-            f"SELECT 1, seq, '{deliveries.Progress.DELIVERED}', 1 FROM {every}"
+            f"SELECT 1, seq, '{deliveries.Progress.DELIVERED}', 1 FROM {batch_rows}"
         )
         yield f"UPDATE feed_head SET position = {last_event}"
         yield f"UPDATE callback_cursor SET position = {last_event}"
@@ -130,8 +130,8 @@ class Grown:
             return int(rows_read)
 
 
-def _calls(grown: Grown) -> Mapping[str, Callable[[], object]]:
-    service, database = grown.service, grown.database
+def _calls(sample: Grown) -> Mapping[str, Callable[[], object]]:
+    service, database = sample.service, sample.database
     items = itertools.count()
     groups = itertools.count(ITEMS // GROUP // 2)
 
@@ -140,10 +140,12 @@ def _calls(grown: Grown) -> Mapping[str, Callable[[], object]]:
 
     def ack() -> object:
         group, index = divmod(next(items), GROUP)
-        return service.acks.ack(Call.of(Verb.ACK, [(grown.batch, group, index)])).result()
+        return service.acks.ack(Call.of(Verb.ACK, [(sample.batch, group, index)])).result()
 
     def mask() -> object:
-        return service.acks.ack(Call.of(Verb.ACK, masks=[(grown.batch, next(groups), b"\xff" * (GROUP // 8))])).result()
+        return service.acks.ack(
+            Call.of(Verb.ACK, masks=[(sample.batch, next(groups), b"\xff" * (GROUP // 8))])
+        ).result()
 
     def claim() -> object:
         return database.write(deliveries.claim, timedelta(seconds=30), 10, {}, 10)
@@ -156,13 +158,13 @@ def _calls(grown: Grown) -> Mapping[str, Callable[[], object]]:
     head = service.feed.head()
     return {
         "open": open_batch,
-        "extend": lambda: service.batches.extend(grown.batch, 1),
+        "extend": lambda: service.batches.extend(sample.batch, 1),
         "ack": ack,
         "mask": mask,
         "seal": lambda: service.batches.seal(next(sealable)),
         "the last ack": lambda: service.acks.ack(Call.of(Verb.ACK, [(next(endable), 0, 0)])).result(),
-        "status": lambda: service.batches.get(grown.batch),
-        "watermark": lambda: service.batches.watermark(grown.batch),
+        "status": lambda: service.batches.get(sample.batch),
+        "watermark": lambda: service.batches.watermark(sample.batch),
         "verify": lambda: service.batches.verify(1),
         "list": lambda: service.batches.page(Filter(), limit=100),
         "list: a key": lambda: service.batches.page(Filter(key="order-42"), limit=100),
@@ -184,10 +186,10 @@ def _measured(server: MariaDB | PostgreSQL, sizes: list[int]) -> dict[str, dict[
     for size in sizes:
         url = server.new_database()
         with Database(url) as database:
-            grown = Grown(database, size)
-            for name, call in _calls(grown).items():
-                figures.setdefault(name, {})[size] = grown.read_by(call)
-            grown.service.stop()
+            sample = Grown(database, size)
+            for name, call in _calls(sample).items():
+                figures.setdefault(name, {})[size] = sample.read_by(call)
+            sample.service.stop()
         server.drop_database(url)
     return figures
 

@@ -107,7 +107,10 @@ class Sending:
 
 def run(scale: Scale, share: float | None = None) -> None:
     sent = round(MASKS * (share or (0.1 if scale.items > 1_000_000 else 0.000_5))) * GROUP
-    with measure.mariadb() as server, measure.lastbit_on(server) as service, Client(service.url) as client:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(measure.mariadb())
+        service = stack.enter_context(measure.lastbit_on(server))
+        client = stack.enter_context(Client(service.url, timeout=3600))  # seconds: the batch is verified in the end
         batch = client.open(key="a trillion items", items=ITEMS, group_size=GROUP, sealed=True)
         sending = Sending(server, service, batch)
         first = sending.send(sent // 100 // GROUP * GROUP)
