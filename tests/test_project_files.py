@@ -53,6 +53,40 @@ def test_each_night_all_commands_run_and_the_failed_ones_are_named(tmp_path: Pat
     assert done == [command for command in commands if command not in ("test-howtos", "bench")]
 
 
+@pytest.mark.parametrize(
+    ("failed", "second", "status"),
+    [
+        (["tests/page/test_list.py::test_one[a-b]"], 0, 0),
+        (["tests/page/test_list.py::test_one[a-b]"], 1, 1),
+        (["tests/sdk/test_a.py::a", "tests/sdk/test_a.py::b", "tests/sdk/test_b.py::c"], 0, 0),
+        ([f"tests/sdk/test_a.py::test_{number}" for number in range(4)], 0, 1),
+        (["tests/sdk/test_a.py::a", "tests/guarantees/test_races.py::b"], 0, 1),
+        (["tests/explorer/test_explorer.py::b"], 0, 1),
+        ([], 0, 1),
+    ],
+)
+def test_what_fails_by_chance_is_run_once_more_and_named(
+    tmp_path: Path, failed: list[str], second: int, status: int
+) -> None:
+    """But no test of a guarantee, no more than three, and nothing that names no test."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    lines = "".join(f"\t@echo 'FAILED {name} - assert 1 < 0'\n" for name in failed)
+    (tmp_path / "Makefile").write_text(f"test:\n{lines}\t@false\n%:\n\t@echo did $@\n")
+    stand_in = tmp_path / ".venv/bin/pytest"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text(f'#!/bin/sh\necho "again $@"\nexit {second}\n')
+    stand_in.chmod(0o755)
+    process = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True)
+    assert process.returncode == status
+    output = process.stdout.splitlines()
+    assert (f"again {' '.join(failed)}" in output) == (status == 0 or second == 1)
+    assert ("did test-postgresql" in output) == (status == 0)
+    assert [line for line in output if "second try" in line] == (
+        [f"passed at the second try: {name}" for name in failed] if status == 0 else []
+    )
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_pin_their_actions_and_only_read_the_repository(path: Path) -> None:
     workflow = load(path)
