@@ -213,7 +213,7 @@ export function askToActOnAll(filter, done, only = null) {
     if (closed.signal.aborted) return;
     waiting = refusals.map(([batch]) => batch);
     bar.hidden = true;
-    const leftAlone = cause.value ? "had no such item or had changed" : `had changed and ${changed === 1 ? "was" : "were"} left alone`;
+    const leftAlone = action.only && cause.value ? "had no such item or had changed" : `had changed and ${changed === 1 ? "was" : "were"} left alone`;
     const parts = [`${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
     setText(status, `${parts.filter(Boolean).join(", ")}.`);
     say(status.textContent);

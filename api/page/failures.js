@@ -79,7 +79,10 @@ export function failuresView(main) {
   // The reasons of the failures that were found, the most frequent one first.
   function byReason() {
     const groups = new Map();
-    for (const failure of found) groups.set(failure.reason, [...(groups.get(failure.reason) ?? []), failure]);
+    for (const failure of found) {
+      if (!groups.has(failure.reason)) groups.set(failure.reason, []);
+      groups.get(failure.reason).push(failure);
+    }
     const largest = [...groups].sort(([, one], [, other]) => other.length - one.length).slice(0, REASONS);
     return largest.map(([reason, failures]) => {
       const batches = new Set(failures.map(({ batch }) => batch));
