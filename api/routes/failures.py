@@ -50,7 +50,8 @@ class RedriveBody(fields.Body):
     )
     note: str | None = Field(None, max_length=MAX_REASON, description="a text for the reader of the event")
     pending: bool = Field(
-        default=False, description="the pending items instead, except those of nested batches; needs no reason or items"
+        default=False,
+        description="pending items instead, except those of nested batches; not with a reason or items",
     )
     unchanged_for: int | None = Field(
         None, ge=0, le=models.MAX_SECONDS, description="with `pending`: only if nothing changed for these seconds"

@@ -312,5 +312,8 @@ def failures(s: Session, text: str | None, state: str | None, filters: Filters, 
         s.output.say(rendering.failure(failure))
     if not entries:
         s.output.say("no failures")
-    elif has_more:
+        return
+    batches = rendering.number(len({failure.batch for failure in entries}), "batch", "batches")
+    s.output.say(f"[dim]{rendering.number(len(entries), 'failure')} in {batches}[/]")
+    if has_more:
         s.output.say("[dim]There are more; --limit shows more of them.[/]")

@@ -94,8 +94,9 @@ def fan_out(
     """Issue an item for each message and send the messages, `chunk` at a time; then seal the batch and return it.
 
     It opens a batch, with the options of `Client.open`, or extends the open `batch`. `seal=False` leaves it open for
-    more. `send` publishes pairs of item id and message, and returns those that the broker refused; they are sent again
-    with growing pauses. `progress=True` shows the number of sent messages on standard error (needs `lastbit[cli]`).
+    more, until `batch.seal()` or a fan-out that seals. `send` publishes pairs of item id and message, and returns those
+    that the broker refused; they are sent again with growing pauses. `progress=True` shows the number of sent messages
+    on standard error (needs `lastbit[cli]`).
 
     `parent=current_item()`, in a handler, opens the batch under the item whose message is being handled: the new batch
     resolves that item when it ends. An item has one such batch, so its idempotency key is by default made of the item,

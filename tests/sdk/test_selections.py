@@ -376,8 +376,10 @@ def test_failures_are_found_by_a_text(lastbit: Lastbit, client: Client, key: str
     document = lastbit.json("failures", "--text", "disk", "--key", key, "--limit", "5")
     assert ([failure["item"] for failure in document["failures"]], document["more"]) == (expected[:5], True)
     text = lastbit.ok("failures", "--text", "picture", "--key", key)
-    assert len(text.splitlines()) == 3
     assert f"{batches[2].ids[2]} {key}" in text
+    assert text.splitlines()[3:] == ["3 failures in 3 batches"]
+    text = lastbit.ok("failures", "--text", "disk", "--key", key, "--limit", "1")
+    assert text.splitlines()[-2:] == ["1 failure in 1 batch", "There are more; --limit shows more of them."]
     assert lastbit.ok("failures", "--text", "nothing", "--key", key) == "no failures\n"
     assert lastbit.json("counts", "--failed", "--key", key)["total"] == 3
 
