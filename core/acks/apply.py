@@ -182,7 +182,7 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
     size = state.seen[batch].group_size
     resolved_now = redriven_now = unskipped_now = 0
     changed: set[int] = set()
-    filled = False
+    filled = 0
     # Apply items one by one if that is cheaper than a mask, or if a journal entry needs their numbers.
     threshold = 64 if batch in state.acked else 8
     apply_few = _ack_few if unit.verb is Verb.ACK else _give_up_few
@@ -200,7 +200,7 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
         outcome.repeated += count - applied
         if applied:
             changed.add(number)
-            filled = filled or group.resolved_count == size
+            filled += group.resolved_count == size
         resolved_now += resolved
         redriven_now += redriven
         unskipped_now += from_skipped
@@ -219,7 +219,7 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
         delta.skipped += resolved_now + redriven_now
     else:
         delta.failed += resolved_now
-    delta.filled |= filled
+    delta.filled += filled
 
 
 Moved = tuple[int, int, int]

@@ -31,7 +31,8 @@ from core.storage.statements import Answer, Pipeline
 from core.traces import TraceContext
 
 PREFIX_STEP: Final = 64
-"""The maximum number of groups by which one transaction advances the full-prefix hint."""
+"""One transaction advances the full-prefix hint by at most this number of groups, and by twice those that it has
+filled. So a hint that is behind catches up."""
 
 
 @dataclass(slots=True)
@@ -41,8 +42,8 @@ class BatchDelta:
     acked: int = 0
     failed: int = 0
     skipped: int = 0
-    filled: bool = False
-    """A group became full."""
+    filled: int = 0
+    """Groups that are full after a change."""
     is_moved: bool = False
     """The changes were committed earlier (see `core.enlisted`), so they count in any state, and no unit made them."""
     last_resolver: Unit | None = None
@@ -216,7 +217,8 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
     """Decide which batches are complete or exceeded, and write their rows, which are locked."""
     tx = pipeline.tx
     prefixes = _full_prefixes(
-        pipeline, [rows_by_id[id] for id in sorted(deltas.keys() & rows_by_id.keys()) if deltas[id].filled]
+        pipeline,
+        [(rows_by_id[id], delta.filled) for id, delta in sorted(deltas.items()) if delta.filled and id in rows_by_id],
     )
     dialect = dialects.of(tx)
     verdicts: dict[int, Verdict] = {}
@@ -320,19 +322,20 @@ def _check(batch: int, change: Standing, delta: BatchDelta) -> None:
         raise errors.InconsistentBatch(batch, "it is complete, but an issued item was pending")
 
 
-def _full_prefixes(pipeline: Pipeline, batch_rows: Sequence[Row]) -> dict[int, int]:
-    """The full-prefix hints of these batches, advanced over the full groups that follow them. They are computed from
-    the table, so the statements that write groups are executed first. Bits are never cleared, so a hint never goes
-    back."""
+def _full_prefixes(pipeline: Pipeline, filled_groups: Sequence[tuple[Row, int]]) -> dict[int, int]:
+    """The full-prefix hints of these batches, each with the number of groups that were filled, advanced over the full
+    groups that follow them. They are computed from the table, so the statements that write groups are executed first.
+    Bits are never cleared, so a hint never goes back."""
     questions = [
         pipeline.query(
             "SELECT group_no, resolved_count FROM item_groups "  # noqa: S608
-            f"WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} ORDER BY group_no LIMIT {PREFIX_STEP}"
+            f"WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} ORDER BY group_no "
+            f"LIMIT {PREFIX_STEP + 2 * filled}"
         )
-        for row in batch_rows
+        for row, filled in filled_groups
     ]
     prefixes: dict[int, int] = {}
-    for row, groups in zip(batch_rows, questions, strict=True):
+    for (row, _), groups in zip(filled_groups, questions, strict=True):
         prefix = row.full_prefix
         for group, resolved in groups.rows():
             if group != prefix or resolved < row.group_size:

@@ -467,7 +467,7 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
         journal_texts, numbers = journal.write(tx, journal_state, change)
         texts += journal_texts
         delta.journal_next = journal_state.next
-        delta.filled = any(journal_state.groups[number].resolved_count == row.group_size for number in numbers)
+        delta.filled = sum(journal_state.groups[number].resolved_count == row.group_size for number in numbers)
         for number in numbers:
             key, group, issued = (batch, number), journal_state.groups[number], state.issued(batch, number)
             rows.append(_row(tx, key, group, issued))

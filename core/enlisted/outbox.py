@@ -40,7 +40,7 @@ def leave(table: str, deltas: Mapping[int, BatchDelta]) -> list[str]:
         table,
         _COLUMNS,
         [
-            f"({batch},{delta.acked},{delta.failed},{delta.skipped},{int(delta.filled)},0)"
+            f"({batch},{delta.acked},{delta.failed},{delta.skipped},{delta.filled},0)"
             for batch, delta in sorted(deltas.items())
         ],
     )
@@ -68,7 +68,7 @@ def take(pipeline: Pipeline, answer: Answer) -> dict[int, Waiting]:
         entry.delta.acked += acked
         entry.delta.failed += failed
         entry.delta.skipped += skipped_count
-        entry.delta.filled |= bool(filled)
+        entry.delta.filled += filled
     pipeline.later(*_removals([row[0] for row in rows]))
     return waiting
 

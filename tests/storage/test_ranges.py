@@ -111,6 +111,22 @@ def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(se
     assert service.batches.watermark(batch)[1] == 5 * SIZE
 
 
+@mutant(
+    "the-full-prefix-stays-behind-masks",
+    "core.acks.completion:_full_prefixes",
+    "PREFIX_STEP + 2 * filled",
+    "PREFIX_STEP",
+)
+def test_the_full_prefix_keeps_up_with_masks_and_catches_up_with_earlier_ones(service: Service) -> None:
+    """A transaction fills 512 groups."""
+    early, late = range(2048), range(2048, 2560)
+    batch = service.batches.open(Opening(group_size=SIZE, items=late.stop * SIZE)).batch.id
+    full = b"\xff" * (SIZE // 8)
+    for part in (late, early):
+        service.acks.ack(Call.of(Verb.ACK, masks=[(batch, group, full) for group in part])).result()
+    assert service.batches.get(batch).full_prefix == late.stop
+
+
 @mutant("reasons-outlive-a-redrive", "core.acks.apply:Reasons.forget", "self.removed.append((batch, number))", "pass")
 def test_a_reason_is_removed_when_its_item_is_acked(service: Service) -> None:
     """Even if both come in one flush; the first reason that was given is kept."""
@@ -141,7 +157,8 @@ def test_a_batch_deleted_while_it_is_read_is_read_completely(service: Service, k
     batch is pending; the next reader does not find the batch."""
     items = 70 * SIZE + 10  # the full-prefix hint is behind, and the last group is not full
     batch = service.batches.open(Opening(group_size=SIZE, items=items, sealed=True)).batch.id
-    service.acks.ack(Call.of(Verb.ACK, as_ids(batch, set(range(items))))).result()
+    for part in (range(SIZE, items), range(SIZE)):
+        service.acks.ack(Call.of(Verb.ACK, as_ids(batch, set(part)))).result()
     assert service.batches.get(batch).succeeded
     texts: list[str] = []
 

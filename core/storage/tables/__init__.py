@@ -138,8 +138,8 @@ count_outbox = sa.Table(
     sqlite_autoincrement=True,
     **MYSQL_OPTIONS,
 )
-"""What transactions of callers have changed, and their batches don't count yet (see `core.enlisted`). `filled`: a group
-became full. `seals`: the batch is to be sealed."""
+"""What transactions of callers have changed, and their batches don't count yet (see `core.enlisted`). `filled`: the
+groups that became full. `seals`: the batch is to be sealed."""
 
 event_outbox = sa.Table(
     "event_outbox",
