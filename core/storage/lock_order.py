@@ -42,7 +42,7 @@ from typing import Final, Protocol, TypeVar
 
 ORDER: Final = (
     *("consumer_groups", "positions", "process_definitions", "inbox", "processes", "timers"),
-    *("tally_sources", "tallies", "item_groups", "batches"),
+    *("tally_sources", "tallies", "schema_support", "item_groups", "batches"),
     *("callback_cursor", "deliveries", "webhooks"),
     *("feed_head", "commit_marks"),
 )

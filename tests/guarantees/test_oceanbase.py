@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymysql
@@ -27,10 +28,13 @@ from core.storage.checks import Verdict, check
 from core.storage.database import LOCK_WAIT, Database
 from core.storage.dialects import oceanbase as dialect
 from core.storage.lock_order import LOCK_HEAD
+from tests.guarantees import test_tallies
 from tests.guarantees.drivers.life import live
 from tests.guarantees.drivers.rounds import GROUP, ack, completion_of, newly, prepare, race, recount
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.oceanbase import OceanBase
+from tests.support.waits import waits_for_a_lock
 
 ROUNDS = 50
 BATCH = "SELECT id FROM batches WHERE id = {} FOR UPDATE"
@@ -94,6 +98,32 @@ def _race(service: Service, second: tuple[int, int]) -> None:
         check=check_round,
     )
     assert {row.state for row in recount(service.database).values()} == {State.COMPLETE}
+
+
+@mutant(
+    "a-lock-wait-on-oceanbase-does-not-rest",
+    "core.storage.dialects.mariadb:MariaDB.run",
+    "oceanbase.packets(texts)",
+    "[texts] if texts else []",
+)
+def test_an_ack_waits_for_a_lock_in_a_queue(service: Service, batch: int) -> None:
+    """Instead of being tried again without a pause, as among other statements of a packet."""
+    with ThreadPoolExecutor(1) as pool:
+        with row_locked(service.database, BATCH.format(batch)):
+            answer = pool.submit(ack, service, (batch, 0, 0))
+            assert waits_for_a_lock(service.database, answer)
+        assert answer.result(60).applied == 1
+
+
+@mutant(
+    "sums-on-oceanbase-take-no-turns",
+    "core.storage.dialects.mariadb:MariaDB.sum_locked",
+    "[oceanbase.LOCK_SUMS, query]",
+    '[f"{query} FOR UPDATE"]',
+)
+def test_two_concurrent_calls_bring_no_total_over_the_limit(database: Database) -> None:
+    """A locking read doesn't wait for a row that another transaction has just inserted."""
+    test_tallies.test_two_concurrent_calls_bring_no_total_over_the_limit(database)
 
 
 @contextlib.contextmanager

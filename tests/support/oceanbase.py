@@ -23,6 +23,12 @@ SETTINGS: Final = (
 )
 START: Final = 90
 """Seconds."""
+LEFT_OUT: Final = {
+    "test_a_full_disk_under_a_server": "it reserves gigabytes for its log at its start, more than a small disk has",
+    "test_a_full_disk_shows_while_reads_are_answered": "as above",
+    "test_a_frozen_process_loses_its_locks_and_goes_on": "seekdb 1.4 ends idle transactions only sometimes",
+}
+"""Tests that can't run on seekdb, and why."""
 
 
 def program() -> Path | None:

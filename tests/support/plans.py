@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core.storage.database import Database
+from tests.support.waits import server
 
 
 def analyze(database: Database, table: str) -> None:
@@ -35,6 +37,8 @@ def rows_read(tx: Connection, text: str, values: Any) -> int:
     if tx.dialect.name == "postgresql":
         [document] = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", values).scalars()
         return _rows_of(document[0]["Plan"])
+    if server(tx) == "oceanbase":
+        pytest.skip("seekdb doesn't count the rows that it reads")
     tx.exec_driver_sql("FLUSH STATUS")
     tx.exec_driver_sql(text, values).all()
     counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()

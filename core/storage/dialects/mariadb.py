@@ -279,8 +279,8 @@ class MariaDB(Dialect):
     def sum_locked(
         self, tx: Connection, results: str, table: str, condition: str, group_by: str, names: Sequence[str]
     ) -> list[str]:
-        source = f"{self.by_primary_key(table)} WHERE {condition}"
-        return [f"SELECT {results} FROM {source} GROUP BY {group_by} FOR UPDATE"]  # noqa: S608
+        query = f"SELECT {results} FROM {self.by_primary_key(table)} WHERE {condition} GROUP BY {group_by}"  # noqa: S608
+        return [oceanbase.LOCK_SUMS, query] if _is_oceanbase(tx) else [f"{query} FOR UPDATE"]
 
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns)
@@ -298,9 +298,14 @@ class MariaDB(Dialect):
         return blob
 
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        packets: Sequence[Sequence[str]]
         if galera.is_node(tx):
-            return [rows for text in texts for rows in self._send(tx, [text])]
-        return self._send(tx, texts) if texts else []
+            packets = [[text] for text in texts]
+        elif _is_oceanbase(tx):
+            packets = oceanbase.packets(texts)
+        else:
+            packets = [texts] if texts else []
+        return [rows for packet in packets for rows in self._send(tx, packet)]
 
     def _send(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         """Execute the statements in one packet."""

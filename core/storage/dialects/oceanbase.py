@@ -12,11 +12,15 @@ Plain reads may be configured to be answered by a replica that lags behind. Ids 
 there, so our sessions read from the leader.
 
 Two transactions that wait for each other may be found only by the lock wait's end.
+
+A row that another transaction has inserted but not committed is invisible, and a locking read doesn't wait for it, as
+on PostgreSQL.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 from core.errors import Fault
@@ -25,6 +29,9 @@ from core.storage.dialects.dialect import IDLE
 DAY: Final = 24 * 60 * 60
 """Seconds that a transaction may take, such as a backup's snapshot, and a statement of a migration."""
 _MICROSECONDS: Final = 1_000_000
+LOCK_SUMS: Final = "SELECT id FROM schema_support WHERE id = 1 FOR UPDATE"
+"""What is locked before sums that no other transaction may get: a row that always exists and that no other statement
+locks. Only large totals are summed so, and seldom, so they may all take turns."""
 
 # The transaction was rolled back, as after a wait for the next statement. A COMMIT that fails so has committed nothing.
 _CONFLICTS: Final = {6002}
@@ -74,6 +81,21 @@ def statements_end_after(seconds: int) -> str:
 def hurried(text: str, seconds: float) -> str:
     """A SELECT … FOR UPDATE whose lock waits end after this time, rounded up to tenths of a second."""
     return f"{text} WAIT {seconds}"
+
+
+def packets(texts: Sequence[str]) -> list[list[str]]:
+    """The statements, divided so that each that may wait for a lock has a packet of its own.
+
+    Such a statement waits in a queue. Among others in a packet, it is tried again without a pause, thousands of times a
+    second, as long as it waits (seen with seekdb 1.4).
+    """
+    parts: list[list[str]] = []
+    for text in texts:
+        if not parts or any(each.endswith(" FOR UPDATE") for each in (text, parts[-1][-1])):
+            parts.append([text])
+        else:
+            parts[-1].append(text)
+    return parts
 
 
 def fault(code: int) -> Fault | None:
