@@ -31,8 +31,10 @@ from core.storage.statements import Answer, Pipeline
 from core.traces import TraceContext
 
 PREFIX_STEP: Final = 64
-"""One transaction advances the full-prefix hint by at most this number of groups, and by twice those that it has
-filled. So a hint that is behind catches up."""
+"""One transaction reads at most this number of groups after the full-prefix hint, and twice those that it fills."""
+CATCH_UP: Final = 16_384
+"""If all of them are full, the hint is behind, as after an item that was acked much later than others. Then the
+transaction counts so many groups more, which takes some milliseconds, and advances the hint if all are full."""
 
 
 @dataclass(slots=True)
@@ -326,22 +328,32 @@ def _full_prefixes(pipeline: Pipeline, filled_groups: Sequence[tuple[Row, int]])
     """The full-prefix hints of these batches, each with the number of groups that were filled, advanced over the full
     groups that follow them. They are computed from the table, so the statements that write groups are executed first.
     Bits are never cleared, so a hint never goes back."""
+    limits = [PREFIX_STEP + 2 * filled for _, filled in filled_groups]
     questions = [
         pipeline.query(
             "SELECT group_no, resolved_count FROM item_groups "  # noqa: S608
-            f"WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} ORDER BY group_no "
-            f"LIMIT {PREFIX_STEP + 2 * filled}"
+            f"WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} ORDER BY group_no LIMIT {limit}"
         )
-        for row, filled in filled_groups
+        for (row, _), limit in zip(filled_groups, limits, strict=True)
     ]
     prefixes: dict[int, int] = {}
-    for (row, _), groups in zip(filled_groups, questions, strict=True):
+    behind: list[Row] = []
+    for (row, _), limit, groups in zip(filled_groups, limits, questions, strict=True):
         prefix = row.full_prefix
         for group, resolved in groups.rows():
             if group != prefix or resolved < row.group_size:
                 break
             prefix += 1
         prefixes[row.id] = prefix
+        if prefix == row.full_prefix + limit:
+            behind.append(row)
+    counts = [
+        pipeline.query(group_rows.count_full(row.id, row.group_size, prefixes[row.id], prefixes[row.id] + CATCH_UP))
+        for row in behind
+    ]
+    for row, answer in zip(behind, counts, strict=True):
+        [(count,)] = answer.rows()
+        prefixes[row.id] += CATCH_UP if count == CATCH_UP else 0
     return prefixes
 
 

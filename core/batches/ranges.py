@@ -31,6 +31,11 @@ STEP: Final = 256
 FIRST: Final = 4
 """Groups of each batch that the first statement for watermarks reads, as the first one is usually enough. Each further
 statement reads four times as many."""
+MANY: Final = 256
+"""Full groups in a row after which a search for the watermark counts groups, instead of reading them one by one."""
+SLICE: Final = 4096
+LARGEST_SLICE: Final = 2**20
+"""Groups that one statement counts, at least and at most."""
 REASONS: Final = 1000
 """The maximum number of reasons on one page."""
 
@@ -248,8 +253,34 @@ def _pieces(
     yield from map(_piece, _touched(first_recent, first_rows, start), itertools.repeat(size))
     yield end * size, 0, None
     columns = tables.item_groups.c
-    rows = _rows(tx, batch, end, [columns.resolved, columns.resolved_count], step=4 * FIRST)
-    yield from map(_piece, _touched(recent, rows, end), itertools.repeat(size))
+    start = end
+    while True:
+        rows = _rows(tx, batch, start, [columns.resolved, columns.resolved_count], step=4 * FIRST)
+        taken = 0
+        for touched in itertools.islice(_touched(recent, rows, start), MANY):
+            yield _piece(touched, size)
+            taken += 1
+        if taken < MANY:
+            return
+        # Whoever takes another piece has found all of these full.
+        start += MANY
+        stop = _after_full_slices(tx, batch, start)
+        yield start * size, (stop - start) * size, None
+        start = stop
+
+
+def _after_full_slices(tx: Connection, batch: Batch, start: int) -> int:
+    """A group before which all from `start` on are full, and after which less than a slice is. The slices double as
+    long as they are full, and then halve."""
+    step, grows = SLICE, True
+    while step >= SLICE:
+        [[(count,)]] = statements.run(tx, group_rows.count_full(batch.id, batch.group_size, start, start + step))
+        if count == step:
+            start += step
+            step = min(2 * step, LARGEST_SLICE) if grows else step // 2
+        else:
+            step, grows = step // 2, False
+    return start
 
 
 def _piece(touched: tuple[int, Any, Sequence[int]], size: int) -> Piece:

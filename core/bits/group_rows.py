@@ -34,6 +34,14 @@ def among(by_batch: Mapping[int, Collection[int]]) -> str:
     )
 
 
+def count_full(batch: int, size: int, start: int, stop: int) -> str:
+    """The query for the number of full groups among start .. stop-1. It is at most stop - start, and reads no blob."""
+    return (
+        "SELECT COUNT(*) FROM item_groups "  # noqa: S608
+        f"WHERE batch_id = {batch} AND group_no >= {start} AND group_no < {stop} AND resolved_count = {size}"
+    )
+
+
 def row(tx: Connection, key: Key, group: bitfield.Group, issued: int) -> str:
     """The VALUES of a group with `issued` items. Blobs are hexadecimal, as a driver takes ten times as long to quote a
     kilobyte."""

@@ -8,14 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core import errors
+from core.acks import completion
 from core.acks.call import Call
 from core.batches import ranges
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from tests.mutants import mutant
+from tests.support.plans import executions
 
 SIZE = 64
 ITEMS = 5 * SIZE + 10
@@ -125,6 +128,58 @@ def test_the_full_prefix_keeps_up_with_masks_and_catches_up_with_earlier_ones(se
     for part in (late, early):
         service.acks.ack(Call.of(Verb.ACK, masks=[(batch, group, full) for group in part])).result()
     assert service.batches.get(batch).full_prefix == late.stop
+
+
+@mutant(
+    "the-full-prefix-passes-a-hole", "core.acks.completion:_full_prefixes", "count == CATCH_UP", "count >= CATCH_UP - 1"
+)
+def test_a_full_prefix_that_is_far_behind_catches_up_in_slices(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an item that was acked much later than others."""
+    full, hole, most = b"\xff" * (SIZE // 8), 300, completion.PREFIX_STEP + 2
+    batch = service.batches.open(Opening(group_size=SIZE, items=400 * SIZE)).batch.id
+    early = [(batch, group, full) for group in range(1, 400) if group != hole]
+    service.acks.ack(Call.of(Verb.ACK, masks=early)).result()
+    for group, counted, prefix in ((0, hole, most), (hole, 100, 2 * most + 100)):
+        monkeypatch.setattr(completion, "CATCH_UP", counted)
+        service.acks.ack(Call.of(Verb.ACK, masks=[(batch, group, full)])).result()
+        assert service.batches.get(batch).full_prefix == prefix
+
+
+@mutant("a-slice-with-a-hole-is-full", "core.batches.ranges:_after_full_slices", "count == step", "count >= step - 1")
+@mutant(
+    "the-watermark-is-read-group-by-group", "core.batches.ranges:_after_full_slices", "step >= SLICE", "step < SLICE"
+)
+@pytest.mark.parametrize("kind", ["an item", "a row"])
+def test_a_watermark_far_from_the_hint_is_found_by_counting(
+    service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Wherever the first pending item is, or the first group without a row, before others that are full."""
+    monkeypatch.setattr(ranges, "MANY", 8)
+    monkeypatch.setattr(ranges, "SLICE", 16)
+    monkeypatch.setattr(ranges, "LARGEST_SLICE", 64)
+    full, groups, columns = b"\xff" * (SIZE // 8), 600, tables.item_groups.c
+    batch = service.batches.open(Opening(group_size=SIZE, items=groups * SIZE)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, masks=[(batch, group, full) for group in range(groups - 1)])).result()
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.batches).values(full_prefix=0))
+    for hole in (0, 3, 4, 11, 12, 13, 27, 28, 29, 44, 75, 76, 139, 140, 203, 204, 219, 220, 555, 598, 599):
+        here = (columns.batch_id == batch) & (columns.group_no == hole)
+        with service.database.engine.begin() as tx:
+            row = tx.execute(sa.select(tables.item_groups).where(here)).mappings().first()
+            tx.execute(sa.delete(tables.item_groups).where(here))
+            if kind == "an item":
+                bits = bytes([0b11111110, *full[1:]])
+                changed = {"batch_id": batch, "group_no": hole, "resolved": bits, "resolved_count": SIZE - 1}
+                tx.execute(sa.insert(tables.item_groups).values(failed_count=0, **changed))
+        with executions(service.database) as executed:
+            assert service.batches.watermark(batch)[1] == hole * SIZE
+        assert len(executed) < 40, hole
+        with service.database.engine.begin() as tx:
+            tx.execute(sa.delete(tables.item_groups).where(here))
+            if row is not None:
+                tx.execute(sa.insert(tables.item_groups).values(**row))
 
 
 @mutant("reasons-outlive-a-redrive", "core.acks.apply:Reasons.forget", "self.removed.append((batch, number))", "pass")
