@@ -28,7 +28,7 @@ LEFT_OUT: Final = {
     "test_a_full_disk_shows_while_reads_are_answered": "as above",
     "test_a_frozen_process_loses_its_locks_and_goes_on": "seekdb 1.4 ends idle transactions only sometimes",
 }
-"""Tests that can't run on seekdb, and why."""
+"""Tests that can't run on seekdb, and why; decision 46 has them."""
 
 
 def program() -> Path | None:
