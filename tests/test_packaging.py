@@ -331,7 +331,7 @@ def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
             "UV_TOOL_BIN_DIR": str(bin_folder),
         }
     (arguments,) = re.findall(
-        rf"^{command} (?:--find-links dist )?(.*lastbit-server)\b", (ROOT / page).read_text(), re.MULTILINE
+        rf"^{command} (?:--find-links \S+ )?(.*lastbit-server)\b", (ROOT / page).read_text(), re.MULTILINE
     )
     result = run(*installer, "--no-index", "--find-links", index, *arguments.split(), **environment)
     assert result.returncode == 0, result.stderr
