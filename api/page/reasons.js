@@ -12,7 +12,7 @@ import { askToRedrive, canRedrive, wasAsked } from "./redrive.js";
 const STEP = 10;
 const MOST = 1000;
 const SELDOM = 4000;
-const SHARE = 20; // of the time, at most a twentieth is spent on reading reasons
+const PAUSE = 20; // times as long as the last read took, and at most SELDOM
 
 // `itemAddress(number)` returns the address that shows the item. `redriven(answer)` is called after a redrive.
 export function reasonsPanel(id, { itemAddress, changed, redriven }) {
@@ -49,7 +49,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
     const found = await api.reasons(id, { limit: wanted }, signal);
     const end = performance.now();
     version = current;
-    nextRead = end + Math.min(SELDOM, SHARE * (end - start));
+    nextRead = end + Math.min(SELDOM, PAUSE * (end - start));
     show(found);
     return true;
   }

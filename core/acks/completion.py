@@ -31,10 +31,10 @@ from core.storage.statements import Answer, Pipeline
 from core.traces import TraceContext
 
 PREFIX_STEP: Final = 64
-"""One transaction reads at most this number of groups after the full-prefix hint, and twice those that it fills."""
-CATCH_UP: Final = 16_384
-"""If all of them are full, the hint is behind, as after an item that was acked much later than others. Then the
-transaction counts so many groups more, which takes some milliseconds, and advances the hint if all are full."""
+CATCH_UP: Final = 4096
+"""One transaction reads `PREFIX_STEP` groups after the full-prefix hint, and twice those that it fills, at most
+`CATCH_UP`. If all of them are full, the hint is behind, as after an item that was acked much later than others. Then it
+counts `CATCH_UP` groups more, in a millisecond or two, and advances the hint if all are full."""
 
 
 @dataclass(slots=True)
@@ -328,7 +328,7 @@ def _full_prefixes(pipeline: Pipeline, filled_groups: Sequence[tuple[Row, int]])
     """The full-prefix hints of these batches, each with the number of groups that were filled, advanced over the full
     groups that follow them. They are computed from the table, so the statements that write groups are executed first.
     Bits are never cleared, so a hint never goes back."""
-    limits = [PREFIX_STEP + 2 * filled for _, filled in filled_groups]
+    limits = [min(PREFIX_STEP + 2 * filled, CATCH_UP) for _, filled in filled_groups]
     questions = [
         pipeline.query(
             "SELECT group_no, resolved_count FROM item_groups "  # noqa: S608

@@ -34,7 +34,7 @@ statement reads four times as many."""
 MANY: Final = 256
 """Full groups in a row after which a search for the watermark counts groups, instead of reading them one by one."""
 SLICE: Final = 4096
-LARGEST_SLICE: Final = 2**20
+LARGEST_SLICE: Final = 2**16
 """Groups that one statement counts, at least and at most."""
 REASONS: Final = 1000
 """The maximum number of reasons on one page."""
@@ -253,20 +253,20 @@ def _pieces(
     yield from map(_piece, _touched(first_recent, first_rows, start), itertools.repeat(size))
     yield end * size, 0, None
     columns = tables.item_groups.c
-    start = end
+    start, most = end, MANY
     while True:
         rows = _rows(tx, batch, start, [columns.resolved, columns.resolved_count], step=4 * FIRST)
         taken = 0
-        for touched in itertools.islice(_touched(recent, rows, start), MANY):
+        for touched in itertools.islice(_touched(recent, rows, start), most):
             yield _piece(touched, size)
             taken += 1
-        if taken < MANY:
+        if taken < most:
             return
         # Whoever takes another piece has found all of these full.
-        start += MANY
+        start += most
         stop = _after_full_slices(tx, batch, start)
         yield start * size, (stop - start) * size, None
-        start = stop
+        start, most = stop, SLICE  # the next slice isn't full
 
 
 def _after_full_slices(tx: Connection, batch: Batch, start: int) -> int:

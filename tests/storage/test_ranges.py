@@ -182,6 +182,34 @@ def test_a_watermark_far_from_the_hint_is_found_by_counting(
                 tx.execute(sa.insert(tables.item_groups).values(**row))
 
 
+@mutant(
+    "the-journal-is-forgotten-after-a-count",
+    "core.batches.ranges:_pieces",
+    "itertools.islice(_touched(recent, rows, start), most)",
+    "itertools.islice(_touched(first_recent, rows, start), most)",
+)
+def test_groups_that_only_the_journal_fills_are_passed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a slice, and after one that is full."""
+    monkeypatch.setattr(ranges, "MANY", 4)
+    monkeypatch.setattr(ranges, "SLICE", 8)
+    size, late = 2048, [(20, 5), (45, 7), (46, 0)]
+    batch = service.batches.open(Opening(group_size=size, items=60 * size)).batch.id
+    masks = []
+    for group in range(60):
+        bits = bytearray(b"\xff" * (size // 8))
+        for _, index in [entry for entry in [*late, (55, 9)] if entry[0] == group]:
+            bits[index // 8] ^= 1 << index % 8
+        masks.append((batch, group, bytes(bits)))
+    service.acks.ack(Call.of(Verb.ACK, masks=masks)).result()
+    service.acks._bitfields.journal([batch])
+    for group, index in late:
+        service.acks.ack(Call.of(Verb.ACK, [(batch, group, index)])).result()
+    assert service.batches.get(batch).journal_next
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.batches).values(full_prefix=0))
+    assert service.batches.watermark(batch)[1] == 55 * size + 9
+
+
 @mutant("reasons-outlive-a-redrive", "core.acks.apply:Reasons.forget", "self.removed.append((batch, number))", "pass")
 def test_a_reason_is_removed_when_its_item_is_acked(service: Service) -> None:
     """Even if both come in one flush; the first reason that was given is kept."""

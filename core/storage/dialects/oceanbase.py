@@ -30,8 +30,8 @@ DAY: Final = 24 * 60 * 60
 """Seconds that a transaction may take, such as a backup's snapshot, and a statement of a migration."""
 _MICROSECONDS: Final = 1_000_000
 LOCK_SUMS: Final = "SELECT id FROM schema_support WHERE id = 1 FOR UPDATE"
-"""What is locked before sums that no other transaction may get: a row that always exists and that no other statement
-locks. Only large totals are summed so, and seldom, so they may all take turns."""
+"""What is locked before sums that no other transaction may get: a row that always exists and that only migrations
+write. Only large totals are summed so, and seldom, so they may all take turns."""
 
 # The transaction was rolled back, as after a wait for the next statement. A COMMIT that fails so has committed nothing.
 _CONFLICTS: Final = {6002}
@@ -84,10 +84,10 @@ def hurried(text: str, seconds: float) -> str:
 
 
 def packets(texts: Sequence[str]) -> list[list[str]]:
-    """The statements, divided so that each that may wait for a lock has a packet of its own.
+    """The statements, divided so that each locking read has a packet of its own.
 
-    Such a statement waits in a queue. Among others in a packet, it is tried again without a pause, thousands of times a
-    second, as long as it waits (seen with seekdb 1.4).
+    There it waits for a lock in a queue. Among others in a packet, it is tried again without a pause, thousands of
+    times a second, as long as it waits (seen with seekdb 1.4).
     """
     parts: list[list[str]] = []
     for text in texts:
