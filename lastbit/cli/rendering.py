@@ -313,7 +313,7 @@ def _redrives(details: Explanation) -> list[str]:
     if details.state in ("expired", "cancelled") or not codes & {"pending", "failed"}:
         return []
     command = f"lastbit redrive {details.batch}"
-    lines = ["to have items sent again by their producer, if it follows redrives:"]
+    lines = ["to send items again, if their producer follows redrives (or rerun a Spark job):"]
     if "failed" in codes:
         lines.append(f"  {command}  [dim]failed items[/]")
     if "pending" in codes:
