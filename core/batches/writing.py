@@ -296,8 +296,8 @@ class BatchWrites(Kind):
         dialect = dialects.of(self.pipeline.tx)
         stamps: list[tuple[int, datetime]] = []
         for count, answer in self._inserts:
-            now = as_time(answer.rows()[0][1])
-            stamps += [(id, now) for id in dialect.batch_ids(answer.rows(), count)]
+            ids = dialect.batch_ids(answer.rows(), count)
+            stamps += [(id, as_time(answer.rows()[0][1])) for id in ids]
         opened = [
             (operation, _inserted(batch, id, now))
             for (operation, batch), (id, now) in zip(self._new, stamps, strict=True)

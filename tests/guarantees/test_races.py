@@ -23,6 +23,7 @@ from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
+from tests.conftest import server_kind
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, completion_of, newly, prepare, race, recount
 from tests.mutants import mutant
 
@@ -746,6 +747,7 @@ def test_a_repeat_whose_batch_is_deleted_meanwhile_is_rejected_as_unknown(
     with Database(referee.database.url.render_as_string(hide_password=False)) as database:
         sa.event.listen(database.engine, "after_cursor_execute", delete_once_the_group_is_locked)
         answer = ack(Service(database, combiner=Inline), (ids[0], 0, 0))
-    assert locked_count == 2, "the call did not start again"
+    # OceanBase reads the batch in a later packet, so it is known to be deleted at once.
+    assert locked_count == (1 if server_kind() == "oceanbase" else 2), "the call did not start again"
     assert [rejection.reason for rejection in answer.rejected] == ["unknown_batch"]
     assert (answer.applied, answer.repeated, answer.completed) == (0, 0, {})

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from core.storage import tables
 from lastbit import errors
 from lastbit.embedded import Lastbit
+from tests.conftest import server_kind
 
 pytestmark = [pytest.mark.mariadb]
 
@@ -235,7 +236,8 @@ SETTINGS = {
     "mysql": [
         "SET SESSION sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH'",
         "SET time_zone = '+05:45'",
-        "SET NAMES latin1",
+        # OceanBase's engine for one server knows no other character set.
+        "SET NAMES utf8mb4" if server_kind() == "oceanbase" else "SET NAMES latin1",
         "SET SESSION group_concat_max_len = 4",
         "SET SESSION innodb_lock_wait_timeout = 3",
     ],

@@ -104,12 +104,14 @@ def log(service: Service, webhook: int) -> list[Delivery]:
 
 
 def make_due(service: Service, delivery: int | None = None) -> None:
-    """Make deliveries due, as if their lease or pause were over."""
+    """Make deliveries due, as if their lease or pause were over for a second: OceanBase's clock moves in steps."""
     with service.database.engine.begin() as connection:
+        now = connection.scalar(sa.select(tables.utc_now()))
+        assert now is not None
         query = sa.update(tables.deliveries).where(tables.deliveries.c.state == "pending")
         if delivery is not None:
             query = query.where(tables.deliveries.c.id == delivery)
-        connection.execute(query.values(due_at=tables.utc_now()))
+        connection.execute(query.values(due_at=now - timedelta(seconds=1)))
 
 
 def seconds_until(service: Service, delivery: Delivery) -> float:

@@ -45,7 +45,7 @@ def another_digit(pattern: bytes, *, after: int) -> Rewrite:
 
 
 INSERT = rb"INSERT INTO commit_marks \(writer, mark, marked_at\) VALUES \(\d+"
-WAIT = rb"innodb_lock_wait_timeout = 2|lock_timeout = '2(?=s)"
+WAIT = rb"innodb_lock_wait_timeout = 2|lock_timeout = '2(?=s)|ob_trx_lock_timeout = 2(?=0)"
 
 IMITATIONS: dict[str, tuple[Rewrite, str]] = {
     "FOR UPDATE locks nothing": (replaced(rb" FOR UPDATE(?! SKIP)", b""), "SELECT … FOR UPDATE waits"),

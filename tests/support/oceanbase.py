@@ -27,6 +27,8 @@ LEFT_OUT: Final = {
     "test_a_full_disk_under_a_server": "it reserves gigabytes for its log at its start, more than a small disk has",
     "test_a_full_disk_shows_while_reads_are_answered": "as above",
     "test_a_frozen_process_loses_its_locks_and_goes_on": "seekdb 1.4 ends idle transactions only sometimes",
+    "test_the_clock_of_the_database_may_jump": "it doesn't start with libfaketime",
+    "test_settings_of_others_change_nothing": "the settings are those of other servers; test_oceanbase has its own",
 }
 """Tests that can't run on seekdb, and why; decision 46 has them."""
 

@@ -385,30 +385,33 @@ class MariaDB(Dialect):
         look = f"FROM {table} WHERE id = LAST_INSERT_ID()"
         if numbers is None:
             return [f"INSERT {rest}", f"SELECT id, created_at, @@SESSION.auto_increment_increment {look}"]
-        distance, first = numbers
-        hints = f"SET_VAR(auto_increment_increment={distance}) SET_VAR(auto_increment_offset={first})"
+        distance, first, is_oceanbase = numbers
         # A server that doesn't know the hint ignores it.
-        look += f" AND MOD(id, {distance}) = MOD({first}, {distance})"
-        return [f"INSERT /*+ {hints} */ {rest}", f"SELECT id, created_at, {distance} {look}"]
+        look = f"SELECT id, created_at, {distance} {look} AND MOD(id, {distance}) = MOD({first}, {distance})"
+        if is_oceanbase:
+            begin, end = oceanbase.numbered(distance, first)
+            return [begin, f"INSERT {rest}", end, look]
+        hints = f"SET_VAR(auto_increment_increment={distance}) SET_VAR(auto_increment_offset={first})"
+        return [f"INSERT /*+ {hints} */ {rest}", look]
 
-    def _numbers(self, tx: Connection) -> tuple[str, str] | None:
-        """The distance of ids and the first one, if they are not the server's own. Sessions may have numbers of their
-        own: of a cluster's nodes, each gives other ids, and so it is among ours."""
+    def _numbers(self, tx: Connection) -> tuple[str, str, bool] | None:
+        """The distance of ids and the first one, if they are not the server's own, and whether it is OceanBase.
+        Sessions may have numbers of their own: of a cluster's nodes, each gives other ids, and so it is among ours."""
         if NUMBERS not in tx.info:
             numbering = self.numbering(tx)
             tx.info[NUMBERS] = None if numbering is None else self._among(tx, numbering)
-        numbers: tuple[str, str] | None = tx.info[NUMBERS]
+        numbers: tuple[str, str, bool] | None = tx.info[NUMBERS]
         return numbers
 
-    def _among(self, tx: Connection, numbering: Numbering) -> tuple[str, str]:
+    def _among(self, tx: Connection, numbering: Numbering) -> tuple[str, str, bool]:
         distance, first = "@@SESSION.auto_increment_increment", "@@SESSION.auto_increment_offset"
         if not getattr(tx.dialect, "is_mariadb", False):  # a hint has literals alone
-            [[(distance, first)]] = self.run(tx, [f"SELECT {distance}, {first}"])
-            first = (first - 1) % distance
-            return str(numbering.divisor * distance), str(numbering.first + numbering.divisor * first)
+            [[(distance, first)], found] = self.run(tx, [f"SELECT {distance}, {first}", oceanbase.LOOK])
+            first = numbering.first + numbering.divisor * ((first - 1) % distance)
+            return str(numbering.divisor * distance), str(first), bool(found)
         # The server ignores a first one above the distance.
         own = f"MOD({first} - 1, {distance})"
-        return f"{numbering.divisor} * {distance}", f"{numbering.first} + {numbering.divisor} * {own}"
+        return f"{numbering.divisor} * {distance}", f"{numbering.first} + {numbering.divisor} * {own}", False
 
     def batch_ids(self, rows: Rows, count: int) -> list[int]:
         if not rows:

@@ -29,6 +29,8 @@ from core.storage.dialects.dialect import IDLE
 DAY: Final = 24 * 60 * 60
 """Seconds that a transaction may take, such as a backup's snapshot, and a statement of a migration."""
 _MICROSECONDS: Final = 1_000_000
+LOOK: Final = "SHOW VARIABLES LIKE 'ob_trx_lock_timeout'"
+"""The statement whose result is empty on all other servers."""
 LOCK_SUMS: Final = "SELECT id FROM schema_support WHERE id = 1 FOR UPDATE"
 """What is locked before sums that no other transaction may get: a row that always exists and that only migrations
 write. Only large totals are summed so, and seldom, so they may all take turns."""
@@ -55,7 +57,7 @@ def prepare(driver: Any, lock_wait: int, statement: int) -> bool:
     """Check whether a new connection leads to OceanBase, and if so set up its session: the seconds that a lock wait and
     a statement may take."""
     with contextlib.closing(driver.cursor()) as cursor:
-        cursor.execute("SHOW VARIABLES LIKE 'ob_trx_lock_timeout'")
+        cursor.execute(LOOK)
         if not cursor.fetchall():
             return False
         cursor.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in session(lock_wait, statement)))
@@ -81,6 +83,16 @@ def statements_end_after(seconds: int) -> str:
 def hurried(text: str, seconds: float) -> str:
     """A SELECT … FOR UPDATE whose lock waits end after this time, rounded up to tenths of a second."""
     return f"{text} WAIT {seconds}"
+
+
+def numbered(distance: str, first: str) -> tuple[str, str]:
+    """What is executed before and after an INSERT to give its rows these ids: a hint for one statement is ignored. If
+    the INSERT fails, the session's next rows have such ids as well."""
+    names = ("increment", distance), ("offset", first)
+    kept = ", ".join(f"@lastbit_{name} = @@SESSION.auto_increment_{name}" for name, _ in names)
+    begin = ", ".join(f"SESSION auto_increment_{name} = {value}" for name, value in names)
+    end = ", ".join(f"SESSION auto_increment_{name} = @lastbit_{name}" for name, _ in names)
+    return f"SET {kept}, {begin}", f"SET {end}"
 
 
 def packets(texts: Sequence[str]) -> list[list[str]]:
