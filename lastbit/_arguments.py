@@ -21,7 +21,7 @@ def batch_id(batch: int) -> int:
     """Raises `InvalidArgument`."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 0:
         raise errors.InvalidArgument(
-            f"a batch id is a whole number, not {batch!r:.200}; to find a batch by its key, use batches(key=…)"
+            f"a batch id is a whole number, not {batch!r:.200}; batches(key=…) finds batches, each with its id"
         )
     return batch
 
