@@ -40,6 +40,12 @@ const ACTIONS = [
     only: { failed: true },
     asks: "Note for the producers",
     words: () => "Their producers are asked for them, by an event for each batch. They stay failed until they are acked.",
+    result: (answers) => {
+      const positions = answers.map(({ position }) => position);
+      const [first, last] = [Math.min(...positions), Math.max(...positions)];
+      const where = first === last ? `position ${number(first)}` : `positions ${number(first)} to ${number(last)}`;
+      return `: ${count(answers.reduce((sum, answer) => sum + answer.count, 0), "item")}, ${where} of the feed`;
+    },
     send: (batch, { text, key, reason }) => api.redrive(batch.id, { note: text, reason }, key),
   },
   {
@@ -72,8 +78,9 @@ const statesOf = (action, { state, outcome }) =>
 // The actions that fit the filter, and that the session may do.
 export const actionsOn = (filter) => ACTIONS.filter((action) => may(action.role) && statesOf(action, filter).length);
 
-// `done` is called once the dialog is closed after batches were acted on. With `only`, of the batches in its set, the `many`
-// items that failed for its reason are sent again, and nothing else is offered.
+// `done` is called once the dialog is closed after batches were acted on, with what was said of them. With `only`, the items
+// that failed for its `reason` are sent again, and nothing else is offered: `find(signal, report)` returns a map of the
+// batches to the number of these items.
 export function askToActOnAll(filter, done, only = null) {
   const closed = new AbortController();
   const key = api.newKey(); // neither a second try nor a lost answer redrives a batch twice
@@ -91,7 +98,7 @@ export function askToActOnAll(filter, done, only = null) {
   const text = make("input", { id: "reason", maxlength: 4000, autocomplete: "off" });
   const textWord = make("span");
   const texts = make("label.typed", { for: "reason", hidden: true }, textWord, text);
-  const cause = make("input", { id: "cause", maxlength: 4000, autocomplete: "off", placeholder: "the whole reason; empty for any", value: only?.reason ?? "", readOnly: only !== null });
+  const cause = make("input", { id: "cause", maxlength: 4000, autocomplete: "off", placeholder: "the whole reason; empty for any", value: only?.reason ?? "" });
   const causes = make("label.typed", { for: "cause", hidden: true }, make("span", {}, "Only those that failed for"), cause);
   const word = make("input", { id: "typed", autocomplete: "off", inputmode: "numeric", oninput: typed });
   const confirmation = make("label.typed", { for: "typed", hidden: true });
@@ -103,7 +110,7 @@ export function askToActOnAll(filter, done, only = null) {
   let collecting = new AbortController();
   let waiting = []; // batches to act on
   let needed = null; // the number to type
-  let acted = 0;
+  const answers = [];
   let changed = 0;
   const dialog = showDialog(
     only ? "Send these items again" : "Act on all that match",
@@ -111,7 +118,7 @@ export function askToActOnAll(filter, done, only = null) {
   );
   dialog.addEventListener("close", () => {
     closed.abort();
-    if (acted) done();
+    if (answers.length) done(status.textContent);
   });
   chosen();
 
@@ -137,37 +144,40 @@ export function askToActOnAll(filter, done, only = null) {
   }
 
   async function collect(signal) {
+    const those = await only?.find(signal, (many) => setText(status, `Looking for them: ${count(many, "item")} so far…`));
     const found = new Map(); // by id: a batch may be sealed between two queries, and be in both
     let isMore = false;
     for (const state of statesOf(action, filter)) {
       let cursor = null;
       do {
         const page = await api.batches({ ...filter, ...action.only, state, limit: 1000, cursor }, signal);
-        for (const batch of page.batches) found.set(batch.id, batch);
+        for (const batch of page.batches) if (!those || those.has(batch.id)) found.set(batch.id, batch);
         cursor = page.next;
-        setText(status, `Looking for them: ${number(found.size)} so far…`);
+        setText(status, `Looking for them: ${count(found.size, ...action.kind)} so far…`);
       } while (cursor !== null && found.size < MOST);
       isMore ||= cursor !== null || found.size > MOST;
     }
-    waiting = [...found.values()].filter(({ id }) => only === null || only.batches.has(id)).slice(0, MOST);
+    waiting = [...found.values()].sort((one, other) => other.id - one.id).slice(0, MOST);
     if (!waiting.length) return setText(status, `No ${action.kind[0]} matches.`);
     const items = waiting.reduce((sum, batch) => sum + batch[action.has], 0);
-    const those = only ? `${count(only.many, "item")} that failed for this reason` : count(items, `${action.has} item`);
-    setText(status, `${isMore ? "The first " : ""}${count(waiting.length, ...action.kind)} with ${those}. ${action.words(items)}`);
+    const chosen = waiting.reduce((sum, batch) => sum + (those?.get(batch.id) ?? 0), 0);
+    const what = those ? `${count(chosen, "item")} that failed for this reason` : count(items, `${action.has} item`);
+    setText(status, `${isMore ? "The first " : ""}${count(waiting.length, ...action.kind)} with ${what}. ${action.words(items)}`);
     fill(
       preview,
+      only && make("p.reason.quoted", {}, only.reason),
       make("ul.ranges", { "aria-label": "Chosen" }, waiting.slice(0, NAMED).map((batch) => make("li", {}, ...named(batch)))),
       waiting.length > NAMED ? make("p.quiet", {}, `and ${number(waiting.length - NAMED)} more`) : null,
     );
     texts.hidden = !action.asks;
     setText(textWord, action.asks ?? "");
-    causes.hidden = !action.only;
+    causes.hidden = !action.only || only !== null;
     needed = String(waiting.length);
     fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
     confirmation.hidden = false;
     setText(doIt, `${action.short ?? action.name} ${count(waiting.length, "batch", "batches")}`);
     // The choice keeps the focus: another one may follow.
-    if (document.activeElement !== choice) word.focus();
+    if (document.activeElement !== choice) word.focus({ preventScroll: true });
   }
 
   const named = (batch) => [make("span.event", {}, title(batch)), make("span.many", {}, `batch ${batch.id}`)];
@@ -199,8 +209,7 @@ export function askToActOnAll(filter, done, only = null) {
         while (left.length && !closed.signal.aborted) {
           const batch = left.shift();
           try {
-            await action.send(batch, { text: text.value || null, key, reason: cause.value || null });
-            acted++;
+            answers.push(await action.send(batch, { text: text.value || null, key, reason: cause.value || null }));
           } catch (error) {
             if (CHANGED.includes(error.code)) changed++;
             else refusals.push([batch, error]);
@@ -214,7 +223,8 @@ export function askToActOnAll(filter, done, only = null) {
     waiting = refusals.map(([batch]) => batch);
     bar.hidden = true;
     const leftAlone = action.only && cause.value ? "had no such item or had changed" : `had changed and ${changed === 1 ? "was" : "were"} left alone`;
-    const parts = [`${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
+    const acted = answers.length;
+    const parts = [`${count(acted, "batch", "batches")} ${action.done}${(acted && action.result?.(answers)) || ""}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
     setText(status, `${parts.filter(Boolean).join(", ")}.`);
     say(status.textContent);
     wrong.hidden = !refusals.length;

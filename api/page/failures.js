@@ -11,6 +11,7 @@ import { address } from "./views.js";
 const STEP = 100;
 const REASONS = 10; // that are counted above the failures
 const HOPS = 10; // calls of one search: with a rare text, most pages are empty
+const LARGEST = 1000; // failures of one call
 
 export function failuresView(main) {
   document.title = "Failures · Lastbit";
@@ -33,6 +34,7 @@ export function failuresView(main) {
   let cursor = null;
   let found = [];
   let searching = new AbortController();
+  const sent = new Map(); // what this page has sent again: by reason, what was said of it
 
   function submitted(event) {
     event.preventDefault();
@@ -46,9 +48,8 @@ export function failuresView(main) {
     searching = new AbortController();
     cursor = null;
     found = [];
-    fill(reasons);
     fill(list);
-    search();
+    return search();
   }
 
   async function search() {
@@ -86,15 +87,48 @@ export function failuresView(main) {
     const largest = [...groups].sort(([, one], [, other]) => other.length - one.length).slice(0, REASONS);
     return largest.map(([reason, failures]) => {
       const batches = new Set(failures.map(({ batch }) => batch));
-      const ask = () => askToActOnAll({ key_prefix: wanted.key_prefix }, restart, { reason, batches, many: failures.length });
       return make(
         "li",
-        {},
+        { "data-reason": reason ?? "" },
         make("strong.many", {}, number(failures.length)),
-        make("div", {}, reasonMark(reason), make("span.facts", {}, `in ${count(batches.size, "batch", "batches")}`)),
-        reason && may("produce") ? make("button", { type: "button", onclick: ask }, "Send again…") : null,
+        make(
+          "div",
+          {},
+          reasonMark(reason),
+          make("span.facts", {}, `in ${count(batches.size, "batch", "batches")}${cursor === null ? "" : " so far"}`),
+          sent.has(reason) ? make("span.facts.sent", {}, sent.get(reason)) : null,
+        ),
+        reason && may("produce") ? make("button", { type: "button", "data-key": `send ${reason}`, onclick: () => ask(reason) }, "Send again…") : null,
       );
     });
+  }
+
+  function ask(reason) {
+    async function done(said) {
+      sent.set(reason, said);
+      await restart();
+      const again = [...reasons.children].find((node) => node.dataset.reason === reason);
+      (again?.querySelector("button") ?? text).focus();
+    }
+    askToActOnAll({ key_prefix: wanted.key_prefix }, done, { reason, find: (signal, report) => allWith(reason, signal, report) });
+  }
+
+  // The batches of all failures with this reason, each with their number: of older batches too, which the list hasn't.
+  async function allWith(reason, signal, report) {
+    const many = new Map();
+    let total = 0;
+    let next = null;
+    do {
+      const page = await api.failures({ key_prefix: wanted.key_prefix, text: reason, limit: LARGEST, cursor: next }, signal);
+      for (const failure of page.failures) {
+        if (failure.reason !== reason) continue;
+        many.set(failure.batch, (many.get(failure.batch) ?? 0) + 1);
+        total++;
+      }
+      next = page.next;
+      report(total);
+    } while (next !== null);
+    return many;
   }
 
   return {
@@ -113,7 +147,7 @@ const line = ({ item, batch, key, reason, failed_at: at }) =>
     "li",
     {},
     make("a.event", { href: `#/batches/${batch}` }, key || `Batch ${batch}`),
+    make("span.when", {}, since(at)),
     make("a.many", { href: `#/items/${encodeURIComponent(item)}` }, make("code", {}, item)),
     reasonMark(reason),
-    make("span.when", {}, since(at)),
   );

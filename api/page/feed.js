@@ -1,8 +1,9 @@
 // The feed and the commands of processes, newest first, and current.
 
 import * as api from "./api.js";
-import { fill, make } from "./dom.js";
+import { dotted, fill, make } from "./dom.js";
 import { number, since } from "./format.js";
+import { eventDetails } from "./panels.js";
 import { Tail } from "./tail.js";
 import { address, field, polled } from "./views.js";
 
@@ -99,6 +100,11 @@ function logView(main, { path, heading, fields, read, line, none }) {
   };
 }
 
+function inWords(event) {
+  const parts = event.batch === null ? [] : eventDetails(event);
+  return parts.length ? make("span.facts.in-words", {}, dotted(parts)) : null;
+}
+
 export function feedView(main) {
   return logView(main, {
     path: "/feed",
@@ -121,6 +127,7 @@ export function feedView(main) {
           ? event.key
           : make("a", { href: `#/batches/${event.batch}` }, event.key || `batch ${event.batch}`),
       ),
+      inWords(event),
       withData(event.data),
     ],
   });

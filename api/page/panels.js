@@ -184,7 +184,7 @@ function changed([name, value]) {
 }
 
 // What an event says beyond its type.
-function details({ type, data }) {
+export function eventDetails({ type, data }) {
   if (type === "batch.redrive") {
     return [count(data.count, data.pending ? "pending item" : "failed item"), typeof data.reason === "string" && reasonMark(data.reason), data.note && `“${data.note}”`].filter(Boolean);
   }
@@ -198,7 +198,7 @@ function details({ type, data }) {
 }
 
 function shownDetails(event) {
-  const lines = details(event);
+  const lines = eventDetails(event);
   return lines.length ? make("ul.facts.details", {}, lines.map((line) => make("li", {}, line))) : null;
 }
 

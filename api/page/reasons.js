@@ -25,8 +25,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
   const result = make("p.note", { role: "status", hidden: true });
   const all = tool("Send all again…", () => ask({ reason: null, many: batch.failed, isExact: true }));
   const tools = make("div.buttons", {}, tool("Copy", copy), all);
-  note.after(tools);
-  node.append(result);
+  note.after(tools, result); // the list below may be long
 
   // Read the reasons if they may have changed since, but seldom: of a large batch, they take the service a while. Return
   // whether those shown are those of this batch.

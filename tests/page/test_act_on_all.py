@@ -111,7 +111,7 @@ def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, c
     expect(page.locator(".batch")).to_have_count(3)
     dialog = page.get_by_role("dialog")
 
-    def act(what: str, done: str) -> None:
+    def act(what: str, done: str | re.Pattern[str]) -> None:
         page.get_by_role("button", name="Act on all…").click()
         dialog.get_by_label("What to do").select_option(what)
         expect(dialog.get_by_role("status")).to_contain_text("3 batches with")
@@ -130,7 +130,10 @@ def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, c
     for batch in batches:
         api.post("/v1/failures", json={"items": [f"{batch}:0:0"], "reason": "The disk is full"}).raise_for_status()
     page.goto(f"{service_url}/#/?key={key}")
-    act("Send failed items again", "3 batches redriven.")
+    act(
+        "Send failed items again",
+        re.compile(r"^3 batches redriven: 3 items, positions [\d,]+ to [\d,]+ of the feed\.$"),
+    )
     for batch in batches:
         events = api.get("/v1/events", params={"batch": batch}).json()["events"]
         assert [event["type"] for event in events].count("batch.redrive") == 1
@@ -161,9 +164,12 @@ def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, c
 def test_the_failures_of_one_reason_are_sent_again(
     page: Page, api: httpx.Client, service_url: str, complaints: list[str], settings: dict[str, Any]
 ) -> None:
-    """In the batches that the search has found; the other failures of these batches are not. So can those in a filtered
-    list be."""
+    """Also those of batches that the list hasn't yet; the other failures of these batches are not. So can those in a
+    filtered list be."""
     word = uuid.uuid4().hex
+    old = open_batch(api, key=f"{word}-old", items=111)
+    api.post("/v1/failures", json={"items": [f"{old}:0:{number}" for number in range(110)], "reason": "no disk"})
+    api.post("/v1/failures", json={"items": [f"{old}:0:110"], "reason": "no disk left"})
     batches = [open_batch(api, key=f"{word}-{number}", items=4) for number in range(3)]
     for batch in batches:
         api.post("/v1/failures", json={"items": [f"{batch}:0:0", f"{batch}:0:1"], "reason": "no disk"})
@@ -171,7 +177,9 @@ def test_the_failures_of_one_reason_are_sent_again(
 
     def redrives() -> list[tuple[int, str | None, int]]:
         events = [
-            event for batch in batches for event in api.get("/v1/events", params={"batch": batch}).json()["events"]
+            event
+            for batch in (old, *batches)
+            for event in api.get("/v1/events", params={"batch": batch}).json()["events"]
         ]
         asked = [event for event in events if event["type"] == "batch.redrive"]
         return [(event["batch"], event["data"]["reason"], event["data"]["count"]) for event in asked]
@@ -179,31 +187,37 @@ def test_the_failures_of_one_reason_are_sent_again(
     page.goto(f"{service_url}/#/failures?text=disk&key_prefix={word}")
     reasons = page.get_by_role("list", name="Why they failed").get_by_role("listitem")
     expect(reasons).to_have_count(2)
-    expect(reasons.first).to_contain_text(re.compile("6.*no disk.*in 3 batches"))
-    expect(reasons.nth(1)).to_contain_text(re.compile("1.*no disk left.*in 1 batch"))
+    expect(reasons.first).to_contain_text(re.compile("99.*no disk.*in 4 batches so far"))
+    expect(reasons.nth(1)).to_contain_text(re.compile("1.*no disk left.*in 1 batch so far"))
     result = Axe().run(page)
     assert result.violations_count == 0, result.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.get_by_role("button", name="Send again…").nth(1).click()
+    again = page.get_by_role("button", name="Send again…").nth(1)
+    again.click()
     dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_role("status")).to_contain_text("1 batch with 1 item that failed for this reason")
-    expect(dialog.get_by_label("Only those that failed for")).to_have_value("no disk left")
+    expect(dialog.get_by_role("status")).to_contain_text("2 batches with 2 items that failed for this reason")
+    expect(dialog.locator(".reason.quoted")).to_have_text("no disk left")
     result = Axe().run(page)
     assert result.violations_count == 0, result.generate_report()
-    dialog.get_by_label("Type").fill("1")
+    dialog.get_by_label("Type").fill("2")
     page.keyboard.press("Enter")
-    expect(dialog.get_by_role("status")).to_have_text("1 batch redriven.")
-    assert redrives() == [(batches[0], "no disk left", 1)]
+    done = re.compile(r"^2 batches redriven: 2 items, positions [\d,]+ to [\d,]+ of the feed\.$")
+    expect(dialog.get_by_role("status")).to_have_text(done)
+    assert sorted(redrives()) == [(old, "no disk left", 1), (batches[0], "no disk left", 1)]
     dialog.get_by_role("button", name="Close").click()
+    expect(reasons.nth(1)).to_contain_text("2 batches redriven: 2 items")
+    expect(again).to_be_focused()
+    page.goto(f"{service_url}/#/feed?type=batch.redrive&batch={batches[0]}")
+    expect(page.get_by_role("list", name="Feed").get_by_role("listitem").first).to_contain_text("1 failed item")
     page.goto(f"{service_url}/#/?key_prefix={word}")
     page.get_by_role("button", name="Act on all…").click()
     page.get_by_label("What to do").select_option("Send failed items again")
-    expect(dialog.get_by_role("status")).to_contain_text("3 batches with 7 failed items")
+    expect(dialog.get_by_role("status")).to_contain_text("4 batches with 118 failed items")
     dialog.get_by_label("Only those that failed for").fill("no disk left")
-    dialog.get_by_label("Type").fill("3")
+    dialog.get_by_label("Type").fill("4")
     page.keyboard.press("Enter")
-    expect(dialog.get_by_role("status")).to_have_text("1 batch redriven, 2 had no such item or had changed.")
-    assert redrives() == [(batches[0], "no disk left", 1)] * 2
+    expect(dialog.get_by_role("status")).to_contain_text("2 had no such item or had changed.")
+    assert sorted(redrives()) == [(id, "no disk left", 1) for id in (old, batches[0]) for _ in range(2)]
     assert len(complaints) == 2
     assert all("409" in complaint for complaint in complaints)
     complaints.clear()
