@@ -328,7 +328,7 @@ def _full_prefixes(pipeline: Pipeline, filled_groups: Sequence[tuple[Row, int]])
     """The full-prefix hints of these batches, each with the number of groups that were filled, advanced over the full
     groups that follow them. They are computed from the table, so the statements that write groups are executed first.
     Bits are never cleared, so a hint never goes back."""
-    limits = [min(PREFIX_STEP + 2 * filled, CATCH_UP) for _, filled in filled_groups]
+    limits = [min(PREFIX_STEP + 2 * count, CATCH_UP) for _, count in filled_groups]
     questions = [
         pipeline.query(
             "SELECT group_no, resolved_count FROM item_groups "  # noqa: S608
@@ -337,7 +337,7 @@ def _full_prefixes(pipeline: Pipeline, filled_groups: Sequence[tuple[Row, int]])
         for (row, _), limit in zip(filled_groups, limits, strict=True)
     ]
     prefixes: dict[int, int] = {}
-    behind: list[Row] = []
+    lagging_rows: list[Row] = []
     for (row, _), limit, groups in zip(filled_groups, limits, questions, strict=True):
         prefix = row.full_prefix
         for group, resolved in groups.rows():
@@ -346,12 +346,12 @@ def _full_prefixes(pipeline: Pipeline, filled_groups: Sequence[tuple[Row, int]])
             prefix += 1
         prefixes[row.id] = prefix
         if prefix == row.full_prefix + limit:
-            behind.append(row)
+            lagging_rows.append(row)
     counts = [
         pipeline.query(group_rows.count_full(row.id, row.group_size, prefixes[row.id], prefixes[row.id] + CATCH_UP))
-        for row in behind
+        for row in lagging_rows
     ]
-    for row, answer in zip(behind, counts, strict=True):
+    for row, answer in zip(lagging_rows, counts, strict=True):
         [(count,)] = answer.rows()
         prefixes[row.id] += CATCH_UP if count == CATCH_UP else 0
     return prefixes

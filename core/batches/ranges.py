@@ -253,20 +253,20 @@ def _pieces(
     yield from map(_piece, _touched(first_recent, first_rows, start), itertools.repeat(size))
     yield end * size, 0, None
     columns = tables.item_groups.c
-    start, most = end, MANY
+    start, limit = end, MANY
     while True:
         rows = _rows(tx, batch, start, [columns.resolved, columns.resolved_count], step=4 * FIRST)
-        taken = 0
-        for touched in itertools.islice(_touched(recent, rows, start), most):
-            yield _piece(touched, size)
-            taken += 1
-        if taken < most:
+        row_count = 0
+        for group in itertools.islice(_touched(recent, rows, start), limit):
+            yield _piece(group, size)
+            row_count += 1
+        if row_count < limit:
             return
         # Whoever takes another piece has found all of these full.
-        start += most
+        start += limit
         stop = _after_full_slices(tx, batch, start)
         yield start * size, (stop - start) * size, None
-        start, most = stop, SLICE  # the next slice isn't full
+        start, limit = stop, SLICE  # the next slice isn't full
 
 
 def _after_full_slices(tx: Connection, batch: Batch, start: int) -> int:

@@ -46,6 +46,7 @@ def job(
     *,
     key: str,
     by: Sequence[str] | None = None,
+    with_failed: bool = True,
     timeout: float = 30.0,
     retry: Retry | None = None,
 ) -> Job:
@@ -57,7 +58,8 @@ def job(
         run.ack(spark.read.parquet("rendered"))
 
     The rows, `by` and what makes them stable are as in `with_item_ids`. The batch is opened under the idempotency key
-    `key`, extended and sealed. The driver holds a bit for each item of the groups in which some are done.
+    `key`, extended and sealed. Without `with_failed`, `todo` leaves out what has failed. The driver holds a bit for
+    each item of the groups in which some are done.
 
     Raises `IdempotencyKeyReused` if an earlier run had other rows, `BatchEnded` if the batch was cancelled or has
     expired, `InvalidArgument`, `ServiceError` and `ServiceUnreachable`.
@@ -70,7 +72,8 @@ def job(
 
     work = numbered(df, lambda count, digest: _extend(driver, batch, key, count, digest), by=by)
     driver.run(_calls.seal, batch.id)
-    todo = _among(work, _left(driver, batch), batch.group_size)
+    states = ("pending", "failed") if with_failed else ("pending",)
+    todo = _among(work, _left(driver, batch, states), batch.group_size)
     return Job(driver.run(_calls.get, batch.id), todo, connection)
 
 
@@ -87,13 +90,9 @@ def _extend(driver: Driver, batch: Batch, key: str, count: int, digest: str) -> 
         raise errors.IdempotencyKeyReused(cause.status, cause.code, detail) from cause
 
 
-def _left(driver: Driver, batch: Batch) -> list[tuple[int, int]]:
+def _left(driver: Driver, batch: Batch, states: Sequence[str]) -> list[tuple[int, int]]:
     """The ranges of the numbers that are to do, start and end."""
-    return [
-        numbers
-        for state in ("pending", "failed")
-        for numbers in driver.iterate(_calls.ranges_from, batch.id, state, 0, _PAGE)
-    ]
+    return [numbers for state in states for numbers in driver.iterate(_calls.ranges_from, batch.id, state, 0, _PAGE)]
 
 
 def _among(work: DataFrame, ranges: Sequence[tuple[int, int]], group_size: int) -> DataFrame:

@@ -22,7 +22,8 @@ def products(run: Job) -> set[int]:
     return {row.product for row in run.todo.collect()}
 
 
-@mutant("a-run-forgets-failed-rows", "lastbit.spark.jobs:_left", '("pending", "failed")', '("pending",)')
+@mutant("a-run-forgets-failed-rows", "lastbit.spark.jobs:job", '("pending", "failed")', '("pending",)')
+@mutant("a-run-has-failed-rows-always", "lastbit.spark.jobs:job", "if with_failed", "if True")
 @mutant("a-group-is-whole-or-nothing", "lastbit.spark.jobs:_among", "sf.isnull(_BITS) | is_set", "sf.lit(True)")
 def test_a_program_that_is_run_again_gets_the_rows_that_are_left(spark: Any, client: Client) -> None:
     """With the ids that they had: those without an ack, and those that failed."""
@@ -38,6 +39,8 @@ def test_a_program_that_is_run_again_gets_the_rows_that_are_left(spark: Any, cli
     again = job(rows.repartition(5), client.url, key="catalog-42")
     assert again.batch.id == run.batch.id
     assert {row.product: row.item_id for row in again.todo.collect()} == {product: ids[product] for product in left}
+    pending = job(rows, client.url, key="catalog-42", with_failed=False)
+    assert products(pending) == {product for product in left if product % 10 < 3}
     report = again.ack(again.todo)
     assert (report.applied, report.completed) == (len(left), (run.batch.id,))
     assert products(again) == left  # as it was when the run began

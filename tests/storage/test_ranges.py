@@ -117,17 +117,17 @@ def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(se
 @mutant(
     "the-full-prefix-stays-behind-masks",
     "core.acks.completion:_full_prefixes",
-    "PREFIX_STEP + 2 * filled",
+    "PREFIX_STEP + 2 * count",
     "PREFIX_STEP",
 )
 def test_the_full_prefix_keeps_up_with_masks_and_catches_up_with_earlier_ones(service: Service) -> None:
     """A transaction fills 512 groups."""
-    early, late = range(2048), range(2048, 2560)
-    batch = service.batches.open(Opening(group_size=SIZE, items=late.stop * SIZE)).batch.id
+    early_groups, late_groups = range(2048), range(2048, 2560)
+    batch = service.batches.open(Opening(group_size=SIZE, items=late_groups.stop * SIZE)).batch.id
     full = b"\xff" * (SIZE // 8)
-    for part in (late, early):
+    for part in (late_groups, early_groups):
         service.acks.ack(Call.of(Verb.ACK, masks=[(batch, group, full) for group in part])).result()
-    assert service.batches.get(batch).full_prefix == late.stop
+    assert service.batches.get(batch).full_prefix == late_groups.stop
 
 
 @mutant(
@@ -185,8 +185,8 @@ def test_a_watermark_far_from_the_hint_is_found_by_counting(
 @mutant(
     "the-journal-is-forgotten-after-a-count",
     "core.batches.ranges:_pieces",
-    "itertools.islice(_touched(recent, rows, start), most)",
-    "itertools.islice(_touched(first_recent, rows, start), most)",
+    "itertools.islice(_touched(recent, rows, start), limit)",
+    "itertools.islice(_touched(first_recent, rows, start), limit)",
 )
 def test_groups_that_only_the_journal_fills_are_passed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a slice, and after one that is full."""

@@ -89,10 +89,10 @@ def numbered(distance: str, first: str) -> tuple[str, str]:
     """What is executed before and after an INSERT to give its rows these ids: a hint for one statement is ignored. If
     the INSERT fails, the session's next rows have such ids as well."""
     names = ("increment", distance), ("offset", first)
-    kept = ", ".join(f"@lastbit_{name} = @@SESSION.auto_increment_{name}" for name, _ in names)
+    before = ", ".join(f"@lastbit_{name} = @@SESSION.auto_increment_{name}" for name, _ in names)
     begin = ", ".join(f"SESSION auto_increment_{name} = {value}" for name, value in names)
     end = ", ".join(f"SESSION auto_increment_{name} = @lastbit_{name}" for name, _ in names)
-    return f"SET {kept}, {begin}", f"SET {end}"
+    return f"SET {before}, {begin}", f"SET {end}"
 
 
 def packets(texts: Sequence[str]) -> list[list[str]]:
@@ -103,7 +103,7 @@ def packets(texts: Sequence[str]) -> list[list[str]]:
     """
     parts: list[list[str]] = []
     for text in texts:
-        if not parts or any(each.endswith(" FOR UPDATE") for each in (text, parts[-1][-1])):
+        if not parts or any(part.endswith(" FOR UPDATE") for part in (text, parts[-1][-1])):
             parts.append([text])
         else:
             parts[-1].append(text)
