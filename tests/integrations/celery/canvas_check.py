@@ -3,7 +3,8 @@
     python -m tests.integrations.celery.canvas_check CLONE [--ref v5.6.3] [-k EXPRESSION]
 
 CLONE is a clone of Celery's repository, since its packages don't contain these tests. The tests are those of `--ref`,
-by default of the installed version. The exit status is 1 if a test has another outcome with tracking than without."""
+by default of the installed version. The exit status is 1 if a test has another outcome with tracking than without, or
+if none passes."""
 
 from __future__ import annotations
 
@@ -62,6 +63,7 @@ def run(clone: Path, ref: str, options: Sequence[str]) -> dict[str, str]:
     ):
         archive = subprocess.run(["git", "-C", clone, "archive", ref, "t"], check=True, capture_output=True).stdout
         subprocess.run(["tar", "--extract", "--directory", name], input=archive, check=True)
+        (Path(name) / "pytest_subtests.py").touch()  # which earlier tests import, and pytest now has
         environment = {
             "TEST_BROKER": redis.url(0),
             "TEST_BACKEND": redis.url(0),
@@ -86,7 +88,7 @@ def main() -> None:
         print(f"{test}: {plain.get(test)} without tracking, {with_tracking.get(test)} with it")
     counts = ", ".join(f"{list(plain.values()).count(kind)} {kind}" for kind in ("passed", *ENDINGS))
     print(f"Celery {celery.__version__}: {len(plain)} tests, without tracking {counts}; {len(other)} differ with it")
-    raise SystemExit(bool(other))
+    raise SystemExit(bool(other) or "passed" not in plain.values())
 
 
 if __name__ == "__main__":
