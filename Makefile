@@ -235,6 +235,8 @@ test-soak: $(READY) ## run the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
+explore chaos: $(if $(filter oceanbase,$(DATABASE)),$(SEEKDB)/.ready)
+
 explore: $(READY) ## try each interleaving, and resume; DATABASE=D, MINUTES
 	@scripts/need.sh $(or $(filter postgresql,$(DATABASE)),mariadb-server)
 ifdef DATABASE
