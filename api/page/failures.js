@@ -12,6 +12,7 @@ const STEP = 100;
 const REASONS = 10; // that are counted above the failures
 const HOPS = 10; // calls of one search: with a rare text, most pages are empty
 const LARGEST = 1000; // failures of one call
+const sent = new Map(); // what this page has sent again: by reason, what was said of it
 
 export function failuresView(main) {
   document.title = "Failures · Lastbit";
@@ -25,16 +26,16 @@ export function failuresView(main) {
     make("button", { type: "submit" }, "Search"),
   );
   const wrong = trouble();
-  const status = make("p.quiet", { role: "status" });
+  const status = make("p.quiet", { role: "status", tabindex: -1 });
+  const further = make("button", { type: "button", hidden: true, onclick: search }, "Search on");
   const reasons = make("ul.by-reason", { "aria-label": "Why they failed" });
   const list = make("ul.ranges.failures", { "aria-label": "Failures" });
   const more = make("button.more", { type: "button", hidden: true, onclick: search }, "Search on");
-  main.append(make("div.title", {}, make("h1", {}, "Failures")), form, wrong.node, status, reasons, list, more);
+  main.append(make("div.title", {}, make("h1", {}, "Failures")), form, wrong.node, make("div.found", {}, status, further), reasons, list, more);
   let wanted = {};
   let cursor = null;
   let found = [];
   let searching = new AbortController();
-  const sent = new Map(); // what this page has sent again: by reason, what was said of it
 
   function submitted(event) {
     event.preventDefault();
@@ -54,7 +55,8 @@ export function failuresView(main) {
 
   async function search() {
     const { signal } = searching;
-    more.hidden = true;
+    const isAsked = [more, further].includes(document.activeElement);
+    more.hidden = further.hidden = true;
     setText(status, "Searching…");
     try {
       let missing = STEP;
@@ -72,9 +74,10 @@ export function failuresView(main) {
       wrong.show(error);
     }
     if (signal.aborted) return;
-    more.hidden = cursor === null;
+    more.hidden = further.hidden = cursor === null;
     fill(reasons, byReason());
     setText(status, `${found.length ? count(found.length, "failure") : "No failure"}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
+    if (isAsked) (cursor === null ? status : further).focus();
   }
 
   // The reasons of the failures that were found, the most frequent one first.
@@ -85,7 +88,7 @@ export function failuresView(main) {
       groups.get(failure.reason).push(failure);
     }
     const largest = [...groups].sort(([, one], [, other]) => other.length - one.length).slice(0, REASONS);
-    return largest.map(([reason, failures]) => {
+    return largest.map(([reason, failures], place) => {
       const batches = new Set(failures.map(({ batch }) => batch));
       return make(
         "li",
@@ -94,11 +97,11 @@ export function failuresView(main) {
         make(
           "div",
           {},
-          reasonMark(reason),
+          make("span", { id: `why-${place}` }, reasonMark(reason)),
           make("span.facts", {}, `in ${count(batches.size, "batch", "batches")}${cursor === null ? "" : " so far"}`),
           sent.has(reason) ? make("span.facts.sent", {}, sent.get(reason)) : null,
         ),
-        reason && may("produce") ? make("button", { type: "button", "data-key": `send ${reason}`, onclick: () => ask(reason) }, "Send again…") : null,
+        reason && may("produce") ? make("button", { type: "button", "data-key": `send ${reason}`, "aria-describedby": `why-${place}`, onclick: () => ask(reason) }, "Send again…") : null,
       );
     });
   }

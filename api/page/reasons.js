@@ -61,7 +61,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
         isSample
           ? make("p.sample", {}, `A sample: ${number(found.examined)} of ${count(found.failed, "failed item")} were examined. The counts are those of the sample.`)
           : null,
-        make("ul.by-reason", {}, found.reasons.map((reason) => line(reason, found))),
+        make("ul.by-reason", {}, found.reasons.map((reason, place) => line(reason, found, place))),
         found.next !== null && wanted < MOST ? make("button.more", { type: "button", "data-key": "reasons more", onclick: showMore }, "Show more") : null,
         found.next !== null && wanted >= MOST ? make("p.quiet", {}, "There are more reasons; “Copy” copies all of them.") : null,
       ],
@@ -69,7 +69,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
     );
   }
 
-  function line({ reason, count: many, first_at: first, last_at: last, items }, found) {
+  function line({ reason, count: many, first_at: first, last_at: last, items }, found, place) {
     const isShort = first && Date.parse(last) - Date.parse(first) < 60_000;
     const times = first && (isShort ? [since(last)] : [make("span", {}, "first ", since(first)), make("span", {}, "last ", since(last))]);
     const examples = items.map((item) => make("a", { href: itemAddress(item), "data-key": `example ${item}` }, make("code", {}, item)));
@@ -80,11 +80,11 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
       make(
         "div",
         {},
-        reasonMark(reason),
+        make("span", { id: `why-${place}` }, reasonMark(reason)),
         make("span.facts", {}, dotted([...(times ?? []), make("span.examples", {}, examples, many > items.length ? make("span", {}, "…") : null)])),
       ),
       reason !== null && canRedrive(batch)
-        ? make("button", { type: "button", "data-key": `redrive ${reason}`, onclick: () => ask({ reason, many, isExact: found.exact }) }, "Send again…")
+        ? make("button", { type: "button", "data-key": `redrive ${reason}`, "aria-describedby": `why-${place}`, onclick: () => ask({ reason, many, isExact: found.exact }) }, "Send again…")
         : null,
     );
   }
