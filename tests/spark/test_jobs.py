@@ -23,7 +23,12 @@ def products(run: Job) -> set[int]:
 
 
 @mutant("a-run-forgets-failed-rows", "lastbit.spark.jobs:job", '("pending", "failed")', '("pending",)')
-@mutant("a-run-has-failed-rows-always", "lastbit.spark.jobs:job", "if with_failed", "if True")
+@mutant(
+    "a-run-has-failed-rows-always",
+    "lastbit.spark.jobs:job",
+    '("pending", "failed") if with_failed else ("pending",)',
+    '("pending", "failed")',
+)
 @mutant("a-group-is-whole-or-nothing", "lastbit.spark.jobs:_among", "sf.isnull(_BITS) | is_set", "sf.lit(True)")
 def test_a_program_that_is_run_again_gets_the_rows_that_are_left(spark: Any, client: Client) -> None:
     """With the ids that they had: those without an ack, and those that failed."""
