@@ -72,8 +72,7 @@ def job(
 
     work = numbered(df, lambda count, digest: _extend(driver, batch, key, count, digest), by=by)
     driver.run(_calls.seal, batch.id)
-    states = ("pending", "failed") if with_failed else ("pending",)
-    todo = _among(work, _left(driver, batch, states), batch.group_size)
+    todo = _among(work, _left(driver, batch, with_failed), batch.group_size)
     return Job(driver.run(_calls.get, batch.id), todo, connection)
 
 
@@ -90,8 +89,9 @@ def _extend(driver: Driver, batch: Batch, key: str, count: int, digest: str) -> 
         raise errors.IdempotencyKeyReused(cause.status, cause.code, detail) from cause
 
 
-def _left(driver: Driver, batch: Batch, states: Sequence[str]) -> list[tuple[int, int]]:
+def _left(driver: Driver, batch: Batch, with_failed: bool) -> list[tuple[int, int]]:
     """The ranges of the numbers that are to do, start and end."""
+    states = ("pending", "failed") if with_failed else ("pending",)
     return [numbers for state in states for numbers in driver.iterate(_calls.ranges_from, batch.id, state, 0, _PAGE)]
 
 

@@ -22,10 +22,10 @@ def products(run: Job) -> set[int]:
     return {row.product for row in run.todo.collect()}
 
 
-@mutant("a-run-forgets-failed-rows", "lastbit.spark.jobs:job", '("pending", "failed")', '("pending",)')
+@mutant("a-run-forgets-failed-rows", "lastbit.spark.jobs:_left", '("pending", "failed")', '("pending",)')
 @mutant(
     "a-run-has-failed-rows-always",
-    "lastbit.spark.jobs:job",
+    "lastbit.spark.jobs:_left",
     '("pending", "failed") if with_failed else ("pending",)',
     '("pending", "failed")',
 )

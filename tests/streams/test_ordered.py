@@ -136,14 +136,20 @@ def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_one
             done_here.append(offset)
 
         def handle_batch(
-            records: list[tuple[int, int]], handle: Callable[[tuple[int, int]], None] = handle
+            records: list[tuple[int, int]],
+            handle: Callable[..., None] = handle,
+            done_here: list[int] = done_here,
         ) -> list[tuple[tuple[int, int], Exception]]:
+            done: list[int] = []  # if this raises, nothing of the batch is
+            failures: list[tuple[tuple[int, int], Exception]] = []
             for place, record in enumerate(records):
                 try:
-                    handle(record)
+                    handle(record, done_here=done)
                 except Flaky as error:
-                    return [(later, error) for later in records[place:]]
-            return []
+                    failures = [(later, error) for later in records[place:]]
+                    break
+            done_here.extend(done)
+            return failures
 
         def commit(floor: int, life: Life = life, window: AckWindow = window, floors: list[int] = floors) -> None:
             nonlocal stored_snapshot
