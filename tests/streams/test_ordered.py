@@ -140,15 +140,15 @@ def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_one
             handle: Callable[..., None] = handle,
             done_here: list[int] = done_here,
         ) -> list[tuple[tuple[int, int], Exception]]:
-            done: list[int] = []  # if this raises, nothing of the batch is
+            offsets: list[int] = []  # if this raises, none of them is done
             failures: list[tuple[tuple[int, int], Exception]] = []
             for place, record in enumerate(records):
                 try:
-                    handle(record, done_here=done)
+                    handle(record, done_here=offsets)
                 except Flaky as error:
                     failures = [(later, error) for later in records[place:]]
                     break
-            done_here.extend(done)
+            done_here.extend(offsets)
             return failures
 
         def commit(floor: int, life: Life = life, window: AckWindow = window, floors: list[int] = floors) -> None:
