@@ -262,7 +262,7 @@ def _pieces(
             row_count += 1
         if row_count < limit:
             return
-        # Whoever takes another piece has found all of these full.
+        # The search asks for another piece only if all of these are full.
         start += limit
         stop = _after_full_slices(tx, batch, start)
         yield start * size, (stop - start) * size, None

@@ -32,8 +32,8 @@ _MICROSECONDS: Final = 1_000_000
 LOOK: Final = "SHOW VARIABLES LIKE 'ob_trx_lock_timeout'"
 """The statement whose result is empty on all other servers."""
 LOCK_SUMS: Final = "SELECT id FROM schema_support WHERE id = 1 FOR UPDATE"
-"""What is locked before sums that no other transaction may get: a row that always exists and that only migrations
-write. Only large totals are summed so, and seldom, so they may all take turns."""
+"""Locks a row that always exists and that only migrations write, before sums that no other transaction may get. Only
+large totals are summed so, and seldom, so they may all take turns."""
 
 # The transaction was rolled back, as after a wait for the next statement. A COMMIT that fails so has committed nothing.
 _CONFLICTS: Final = {6002}
@@ -86,8 +86,8 @@ def hurried(text: str, seconds: float) -> str:
 
 
 def numbered(distance: str, first: str) -> tuple[str, str]:
-    """What is executed before and after an INSERT to give its rows these ids: a hint for one statement is ignored. If
-    the INSERT fails, the session's next rows have such ids as well."""
+    """The statements before and after an INSERT that give its rows these ids: OceanBase ignores a hint in the INSERT.
+    If that fails, the session's next rows have such ids as well."""
     names = ("increment", distance), ("offset", first)
     before = ", ".join(f"@lastbit_{name} = @@SESSION.auto_increment_{name}" for name, _ in names)
     begin = ", ".join(f"SESSION auto_increment_{name} = {value}" for name, value in names)
