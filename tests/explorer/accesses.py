@@ -26,10 +26,14 @@ import sqlalchemy as sa
 
 from core.storage import tables
 
-NEW_IDS: Final = 1_000_000
-"""The first id that the server generates; the scene's own ids are far below."""
-NUMBERED: Final = ("batches", "webhooks", "deliveries", "delivery_attempts", "count_outbox", "event_outbox")
-"""The tables whose ids it generates."""
+NEW_IDS: Final = {
+    table: 10_000_000 + 1_000_000 * place
+    for place, table in enumerate(
+        ("batches", "webhooks", "deliveries", "delivery_attempts", "count_outbox", "event_outbox")
+    )
+}
+"""The tables whose ids the server generates, and where these begin: no two tables have the same, and the scene's own
+ids are far below."""
 
 ADVISORY: Final = "advisory"
 """The table that stands for PostgreSQL's advisory locks; a number is its only key."""
@@ -54,7 +58,7 @@ _ESCAPED: Final = re.compile(r"\bE('[^'\\]*')")
 _HEX: Final = re.compile(r"\b[xX]'((?:[0-9A-Fa-f]{2})*)'")
 """How the service writes a text into a statement for MariaDB. SQLAlchemy quotes the same text."""
 _ADVISORY: Final = re.compile(r"pg_advisory_xact_lock\((-?\d+)\)")
-_GENERATED: Final = re.compile(r"1\d{6}")
+_GENERATED: Final = re.compile(r"1\d{7}")
 
 
 class Kind(enum.Enum):

@@ -14,7 +14,7 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from core.storage.database import Database
-from tests.explorer.accesses import NEW_IDS, NUMBERED
+from tests.explorer.accesses import NEW_IDS
 from tests.explorer.sessions import Session, Stop
 from tests.support import templates, waits
 from tests.support.postgresql import PostgreSQL
@@ -76,8 +76,8 @@ class OnMariaDB:
             )
             for _ in range(2)
         )
-        for table in NUMBERED:
-            self.execute([f"ALTER TABLE {table} AUTO_INCREMENT = {NEW_IDS + 1}"])
+        for table, first in NEW_IDS.items():
+            self.execute([f"ALTER TABLE {table} AUTO_INCREMENT = {first + 1}"])
         self._pretend_many_rows()
 
     def _pretend_many_rows(self) -> None:
@@ -164,8 +164,8 @@ class OnPostgreSQL:
         with Database(self.url) as database:
             templates.migrate(database)
         self._connection = server.connect(self.url.rpartition("/")[2])
-        for table in NUMBERED:
-            self.execute([f"ALTER TABLE {table} ALTER COLUMN id RESTART WITH {NEW_IDS + 1}"])
+        for table, first in NEW_IDS.items():
+            self.execute([f"ALTER TABLE {table} ALTER COLUMN id RESTART WITH {first + 1}"])
         self._scenes = 0
 
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
@@ -209,8 +209,8 @@ class OnSQLite:
             path = database.url.database
         assert path is not None
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        for table in NUMBERED:
-            self.execute([f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{table}', {NEW_IDS})"])
+        for table, first in NEW_IDS.items():
+            self.execute([f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{table}', {first})"])
 
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         return set()

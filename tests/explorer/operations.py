@@ -26,7 +26,7 @@ from core.commits import operation as calls
 from core.consumer_groups import leases, positions
 from core.enlisted import acks
 from core.enlisted import writes as caller_writes
-from core.errors import CoreError
+from core.errors import Contended, CoreError
 from core.feed import Append
 from core.processes import definitions, instances, outbox, retention, timers
 from core.processes.handling import handle_of
@@ -73,7 +73,7 @@ def enlisted(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | 
 
 def enlisted_open(session: Session) -> Any:
     """Open a batch in a transaction of a caller, and do all that can be done with it there: at last an extend, which
-    locks the row of a batch that exists already."""
+    locks the row of a batch that exists already. The caller repeats its transaction when it is told to."""
 
     def write(connection: Connection) -> Any:
         tx = callers.over(connection)
@@ -85,7 +85,10 @@ def enlisted_open(session: Session) -> Any:
         caller_writes.seal(tx, opened.batch.id)
         return opened, extended, resolved.answer
 
-    opened, extended, answer = session.database.write(write)
+    try:
+        opened, extended, answer = session.database.write(write)
+    except Contended:
+        opened, extended, answer = session.database.write(write)
     session.service.enlisted.move([opened.batch.id])
     # Not the states: at READ COMMITTED, two reads of one transaction may see different ones.
     return opened.batch.id, opened.replayed, extended.start, extended.replayed, answer

@@ -22,7 +22,7 @@ from core.bits import bitfield, journal
 from core.processes import definitions, outbox
 from core.storage import tables
 from lastbit.streams.snapshot import Snapshot
-from tests.explorer.accesses import NUMBERED
+from tests.explorer.accesses import NEW_IDS
 from tests.explorer.sessions import LATER, OLD, OLDER, normalized
 
 SIZE: Final = 64
@@ -300,7 +300,7 @@ def outcome(results: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[
     the errors that no schedule may have, as text. A row that the database numbers has its number before its transaction
     has its turn, so the numbers of two are no order."""
     rows = {
-        table.name: (sorted if table.name in NUMBERED else list)(normalized(repr(tuple(row))) for row in part)
+        table.name: (sorted if table.name in NEW_IDS else list)(normalized(repr(tuple(row))) for row in part)
         for table, part in zip(COMPARED, results, strict=False)
     }
     *_, prefixes, groups, entries, waiting = results

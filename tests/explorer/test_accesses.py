@@ -18,7 +18,7 @@ LOCKS_BATCH_2 = "SELECT id, state\nFROM batches\nWHERE batches.id = 2 FOR UPDATE
         ("SELECT id FROM batches WHERE batches.id = 2", Kind.READ, [BATCH_2], False),
         ("SELECT id FROM batches WHERE batches.id = 2 OR batches.id = 3", Kind.READ, [], False),
         ("SELECT id FROM batches WHERE batches.parent_batch = 2 FOR UPDATE", Kind.LOCK, [], False),
-        ("SELECT id FROM batches WHERE batches.id = 1000007 FOR UPDATE", Kind.LOCK, [], False),
+        ("SELECT id FROM batches WHERE batches.id = 10000007 FOR UPDATE", Kind.LOCK, [], False),
         (
             "SELECT 1 FROM item_groups WHERE (batch_id IN (2) AND group_no IN (10,9)) FOR UPDATE",
             Kind.LOCK,
