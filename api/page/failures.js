@@ -76,7 +76,7 @@ export function failuresView(main) {
     if (signal.aborted) return;
     more.hidden = further.hidden = cursor === null;
     fill(reasons, byReason());
-    setText(status, `${found.length ? count(found.length, "failure") : "No failure"}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
+    setText(status, `${found.length ? count(found.length, "failure") : "No failure"} with a reason${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
     if (isAsked) (cursor === null ? status : further).focus();
   }
 

@@ -16,6 +16,7 @@ const KEYS = [
   ["k", "previous row", () => move(-1)],
   ["b", "all batches", () => go("#/")],
   ["s", "stuck batches", () => go("#/stuck")],
+  ["f", "failures", () => go("#/failures")],
   ["t", "times as ages or as dates", () => prefer("times", preferred("times") === "ages" ? "dates" : "ages")],
   ["?", "this list", list],
 ];

@@ -96,5 +96,6 @@ function draw() {
     ),
   );
   const current = node.querySelector("[aria-current]");
-  if (current) node.scrollLeft = current.offsetLeft - node.offsetLeft - 16;
+  // In the middle, where it can be, so that those on both sides are seen.
+  if (current) node.scrollLeft = current.offsetLeft - node.offsetLeft - (node.clientWidth - current.offsetWidth) / 2;
 }
