@@ -37,6 +37,7 @@ export function batchView(main, id) {
   let bits = null;
   let asked = false;
   let hasChildren = false;
+  let newest = 0; // the position of the newest event that is shown
   let isRedriven = false; // acks may override failures of a batch that is complete
   const shown = { pending: STEP, failed: STEP };
 
@@ -163,9 +164,11 @@ export function batchView(main, id) {
     events.show(happened);
     callback.show(own);
     deliveries.show(sent, own, new Set([...webhooks.disabled, ...(own?.state === "disabled" ? [own.id] : [])]));
-    const wasRedriven = happened.events.some(({ type }) => type === "batch.redrive");
-    if (wasRedriven && !isRedriven) looking.now();
-    isRedriven = wasRedriven;
+    isRedriven = happened.events.some(({ type }) => type === "batch.redrive");
+    const last = happened.events.at(-1)?.position ?? 0;
+    // The counts must not be older than the events beside them.
+    if (last > newest) looking.now();
+    newest = last;
     const [nested, { points }] = await Promise.all([children(id, signal), api.history(id, signal)]);
     below.show(id, nested, nested.batches.length ? await api.progress(id, signal) : null);
     line.show(batch ?? (await api.batch(id, signal)), points);
@@ -174,7 +177,6 @@ export function batchView(main, id) {
       showAncestors(above, await ancestors(batch ?? (await api.batch(id, signal)), signal));
       isPlaced = true;
     }
-    const last = happened.events.at(-1)?.position ?? 0;
     return batch === null || isLive(batch) || nested.batches.some(isLive) || planned < last || isUnderWay(sent);
   }
 

@@ -24,7 +24,8 @@ export const isNarrow = (filter) => NAMES.some((name) => name !== "state" && fil
 const hasOutcome = (state, outcome) => outcome === "exceeded" || state === "" || state === "complete";
 
 // The form. It follows what is typed: `location` changes a moment after the last key, without an entry in the history.
-export function filterForm() {
+// Enter in the key's field calls `entered`.
+export function filterForm(entered) {
   let filter = readFilter(new URLSearchParams());
   let timer = 0;
   let before = [null, {}]; // the counts, and the filter that they are of
@@ -78,6 +79,7 @@ export function filterForm() {
     label.value = "";
     const now = current();
     location.hash = filterAddress(added && !now.label.includes(added) ? { ...now, label: [...now.label, added] } : now);
+    if (document.activeElement === key) entered();
   }
 
   function chip(word, without) {

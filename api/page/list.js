@@ -46,8 +46,12 @@ export function listView(main) {
   let superseded = new AbortController(); // of the requests for this filter
   let wanted = STEP;
   let counting = 0;
+  let leads = false; // whether the first row that is found gets the focus
   const rows = new Map();
-  const form = filterForm();
+  const form = filterForm(() => {
+    leads = true;
+    looking.now();
+  });
   const act = make("button.cancel", { type: "button", hidden: true, onclick: askToAct }, "Act on all…");
   const wrong = trouble();
   const heads = make("div.heads", { role: "row" });
@@ -166,6 +170,8 @@ export function listView(main) {
     });
     // A row that has moved has lost the focus.
     if (focused?.isConnected) focused.focus({ preventScroll: true });
+    if (leads) list.querySelector(".name")?.focus();
+    leads = false;
     waiting.remove();
     act.hidden = !canAct() || !(found.length || isMore);
     table.hidden = !found.length;
@@ -242,10 +248,9 @@ function batchRow(batch) {
       setText(share, now.items ? `${percent(resolvedOf(now), now.items)} %${soFar(now)}` : "");
       setText(amount, now.items ? `${number(resolvedOf(now))} of ${number(now.items)}` : noItems(now));
       setText(failed, now.failed ? `${number(now.failed)} failed` : "");
-      const at = now.ended_at ?? now.updated_at;
-      if (at !== moment) {
-        moment = at;
-        changed.replaceChildren(since(at));
+      if (now.updated_at !== moment) {
+        moment = now.updated_at;
+        changed.replaceChildren(since(moment));
       }
     },
   };

@@ -12,7 +12,7 @@ const KEYS = {
   pending: (batch) => batch.pending,
   failed: (batch) => batch.failed,
   opened: (batch) => batch.id,
-  changed: (batch) => Date.parse(batch.ended_at ?? batch.updated_at),
+  changed: (batch) => Date.parse(batch.updated_at),
 };
 
 const compare = (one, other) => (typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other);

@@ -26,7 +26,8 @@ export function stuckView(main) {
   const orders = choices("Order");
   const heading = make("p.quiet.lead", {}, "Open and sealed batches in which nothing has happened: no ack, no failure, no new item.");
   const list = table("Stuck batches", ["Batch", "State", "Last change", "#Resolved", "#Pending", "#Failed", "Since it was opened"], row);
-  const none = make("div.empty", { hidden: true }, make("h2", {}, "Nothing is stuck"), make("p", {}, "Every open or sealed batch has changed in this time."));
+  const nothing = make("h2");
+  const none = make("div.empty", { hidden: true }, nothing, make("p", {}, "Every open or sealed batch has changed in this time."));
   const rest = make("p.quiet", { hidden: true });
   const view = polled(main, { heading: "Stuck", every: 5000 }, look);
   main.append(heading, make("div.filter", {}, periods.node, make("div.order", {}, make("span.quiet", {}, "by"), orders.node)), list.node, none, rest);
@@ -46,6 +47,7 @@ export function stuckView(main) {
     list.draw(sorted(found, order, order === "changed"));
     list.node.hidden = !found.length;
     none.hidden = found.length > 0 || cursor !== null;
+    setText(nothing, `Nothing has been stuck for ${PERIODS.find(([seconds]) => seconds === period)[1]}`);
     rest.hidden = cursor === null;
     setText(rest, `The newest ${count(found.length, "batch", "batches")} of these; there are older ones.`);
   }

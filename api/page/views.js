@@ -49,14 +49,14 @@ export function drawn(node, line) {
   };
 }
 
-// A table that scrolls sideways on a narrow screen. `columns` are its headings; one that begins with "#" is of numbers.
+// A table; on a narrow screen each entry is a card, whose cells have the headings before them. `columns` are its headings; one that begins with "#" is of numbers.
 // `row(entry)` returns the attributes of an entry's row and its cells, the first of which names the row.
 export function table(label, columns, row) {
   const isNumber = columns.map((column) => column.startsWith("#"));
   const body = make("tbody");
   const node = make(
     "div.table",
-    { tabindex: 0, role: "region", "aria-label": label },
+    { role: "region", "aria-label": label },
     make(
       "table",
       {},
@@ -75,10 +75,18 @@ export function table(label, columns, row) {
       attributes,
       cells.map((cell, place) => {
         const kind = place ? "td" : "th";
-        return make(isNumber[place] ? `${kind}.number` : kind, place ? {} : { scope: "row" }, cell ?? make("span.none", {}, "–"));
+        const about = { "data-heading": columns[place].replace("#", ""), scope: place ? null : "row" };
+        return make(isNumber[place] ? `${kind}.number` : kind, about, cell ?? make("span.none", {}, "–"));
       }),
     );
   });
+  // What scrolls must be reached by the keyboard; what doesn't would be a stop without a use.
+  const measured = new ResizeObserver(() => {
+    if (node.scrollWidth > node.clientWidth) node.tabIndex = 0;
+    else node.removeAttribute("tabindex");
+  });
+  measured.observe(node);
+  measured.observe(node.firstChild);
   return { node, draw };
 }
 

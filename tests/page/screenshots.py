@@ -157,6 +157,7 @@ def move_back(database: str) -> None:
             file.execute(f"UPDATE batches SET {earlier(column, minutes, 'id')}")
             position = earlier("appended_at", minutes, "batch_id")
             file.execute(f"UPDATE feed SET {position} WHERE type = 'batch.{event}'")
+        file.execute("UPDATE batches SET updated_at = ended_at WHERE ended_at IS NOT NULL")
 
 
 def shoot(page: Page, name: str, folder: Path, *, full_text: bool = False) -> None:

@@ -78,7 +78,7 @@ def test_an_operator_sends_the_last_items_again_from_the_page(
     """Five clicks and what they show."""
     with producer(service_url, client.events(batch=hung_batch.id).next):
         page.goto(service_url)
-        page.get_by_role("link", name="Stuck").click()
+        page.locator("#sections").get_by_role("link", name="Stuck").click()
         page.get_by_role("link", name="1 h", exact=True).click()
         line = page.get_by_role("row").filter(has_text="99.9 %")
         expect(line).to_contain_text("1 h ago")

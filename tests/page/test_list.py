@@ -41,6 +41,18 @@ def test_a_laptop_shows_twenty_batches(page: Page, api: httpx.Client, service_ur
     assert page.evaluate(IN_VIEW) >= 20
 
 
+def test_the_last_change_of_a_batch_may_be_after_its_end(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Of one whose failed item was sent again and is acked."""
+    batch = open_batch(api, items=1, sealed=True)
+    fail(api, "why", f"{batch}:0:0")
+    ended_at = api.get(f"/v1/batches/{batch}").json()["ended_at"]
+    ack(api, f"{batch}:0:0")
+    updated_at = api.get(f"/v1/batches/{batch}").json()["updated_at"]
+    page.goto(f"{service_url}/#/")
+    expect(row(page, batch).locator(".changed time")).to_have_attribute("datetime", updated_at)
+    assert updated_at > ended_at
+
+
 def test_a_column_sorts_the_list_and_says_if_older_batches_are_missing(
     page: Page, api: httpx.Client, service_url: str
 ) -> None:

@@ -201,6 +201,13 @@ def test_a_consumer_group_shows_its_owners_and_its_lag(page: Page, api: httpx.Cl
     owned = page.locator("[data-partition]").filter(has_text="importer")
     expect(owned).to_have_count(2)
     expect(owned.first).to_contain_text("51")
+    workers = page.get_by_role("region", name="Table of workers")
+    assert workers.get_attribute("tabindex") is None  # nothing to scroll, so no stop of the keyboard
+    page.set_viewport_size({"width": 720, "height": 860})
+    expect(workers).to_have_attribute("tabindex", "0")
+    page.set_viewport_size({"width": 360, "height": 860})
+    expect(workers).not_to_have_attribute("tabindex", "0")
+    expect(owned.first).to_contain_text("51")
     page.get_by_role("link", name="without an owner 1").click()
     expect(page.locator("[data-partition]")).to_have_count(1)
     expect(page.locator("[data-partition]")).to_contain_text("nobody")

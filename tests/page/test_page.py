@@ -628,6 +628,30 @@ def test_a_request_that_is_never_answered_ends(
     complaints.clear()
 
 
+SLOW_ONCE = """
+  const real = fetch;
+  let isSlow = true;
+  window.fetch = async (...given) => {
+    if (isSlow && String(given[0].url ?? given[0]).endsWith("/v1/batches/BATCH")) {
+      isSlow = false;
+      await new Promise((resolve) => setTimeout(resolve, 3000));
+    }
+    return real(...given);
+  };
+"""
+
+
+def test_the_counts_are_as_new_as_the_events_beside_them(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A slow answer makes the page read the batch rarely: each eighth part of the time."""
+    batch = open_batch(api, items=1, sealed=True)
+    page.add_init_script(SLOW_ONCE.replace("BATCH", str(batch)))
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(numbers(page, "pending")).to_have_text("1")
+    ack(api, f"{batch}:0:0")
+    expect(panel(page, "events").locator("[data-type='batch.succeeded']")).to_be_visible()
+    expect(numbers(page, "pending")).to_have_text("0", timeout=5000)
+
+
 def test_more_ranges_are_shown_even_if_the_page_is_reading(page: Page, api: httpx.Client, service_url: str) -> None:
     """A click in the middle of an update isn't lost."""
     batch = open_batch(api, items=60)

@@ -86,7 +86,7 @@ def test_stuck_batches_are_found_with_the_time_of_their_last_change(page: Page, 
     page.get_by_role("link", name="10 min").click()
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_role("link", name="1 d").click()
-    expect(page.get_by_role("heading", name="Nothing is stuck")).to_be_visible()
+    expect(page.get_by_role("heading", name="Nothing has been stuck for 1 d")).to_be_visible()
     page.goto(f"{service.url}/#/stuck?for=7&by=nonsense")
     assert stuck(page) == ["nightly"]
     page.get_by_role("link", name="nightly").click()
