@@ -338,7 +338,7 @@ def test_a_command_that_waits_ends_when_its_reader_does(lastbit: Lastbit, argume
 
 def test_a_retry_without_parked_events_says_so(scripted_service: ScriptedService) -> None:
     scripted_service.replies((200, {}, {"retrying": 0}))
-    assert Lastbit(scripted_service.url).ok("processes", "retry", "p", "i") == "0 events will be handled again\n"
+    assert Lastbit(scripted_service.url).ok("processes", "retry", "p", "i") == "none of its events is parked\n"
 
 
 def test_a_redelivery_without_dead_deliveries_says_so(scripted_service: ScriptedService) -> None:
