@@ -158,7 +158,7 @@ export function askToActOnAll(filter, done, only = null) {
       isMore ||= cursor !== null || found.size > MOST;
     }
     waiting = [...found.values()].sort((one, other) => other.id - one.id).slice(0, MOST);
-    if (!waiting.length) return setText(status, `No ${action.kind[0]} matches.`);
+    if (!waiting.length) return setText(status, only ? "No item is failed for this reason any more." : `No ${action.kind[0]} matches.`);
     const items = waiting.reduce((sum, batch) => sum + batch[action.has], 0);
     const chosen = waiting.reduce((sum, batch) => sum + (those?.get(batch.id) ?? 0), 0);
     const what = those ? `${count(chosen, "item")} that failed for this reason` : count(items, `${action.has} item`);
@@ -175,7 +175,7 @@ export function askToActOnAll(filter, done, only = null) {
     needed = String(waiting.length);
     fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
     confirmation.hidden = false;
-    setText(doIt, `${action.short ?? action.name} ${count(waiting.length, "batch", "batches")}`);
+    setText(doIt, those ? `Send ${count(chosen, "item")} again` : `${action.short ?? action.name} ${count(waiting.length, "batch", "batches")}`);
     // The choice keeps the focus: another one may follow.
     if (document.activeElement !== choice) word.focus({ preventScroll: true });
   }

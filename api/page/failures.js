@@ -4,6 +4,7 @@ import { askToActOnAll } from "./act-on-all.js";
 import * as api from "./api.js";
 import { fill, make, setText } from "./dom.js";
 import { count, number, since } from "./format.js";
+import { repeat } from "./live.js";
 import { reasonMark, trouble } from "./pieces.js";
 import { may } from "./session.js";
 import { address } from "./views.js";
@@ -12,6 +13,7 @@ const STEP = 100;
 const REASONS = 10; // that are counted above the failures
 const HOPS = 10; // calls of one search: with a rare text, most pages are empty
 const LARGEST = 1000; // failures of one call
+const AGAIN = 3000; // after this time, what was sent again is looked for again
 const sent = new Map(); // what this page has sent again: by reason, what was said of it
 
 export function failuresView(main) {
@@ -27,15 +29,18 @@ export function failuresView(main) {
   );
   const wrong = trouble();
   const status = make("p.quiet", { role: "status", tabindex: -1 });
-  const further = make("button", { type: "button", hidden: true, onclick: search }, "Search on");
+  const further = make("button", { type: "button", hidden: true, onclick: searchOn }, "Search on");
   const reasons = make("ul.by-reason", { "aria-label": "Why they failed" });
   const list = make("ul.ranges.failures", { "aria-label": "Failures" });
-  const more = make("button.more", { type: "button", hidden: true, onclick: search }, "Search on");
+  const more = make("button.more", { type: "button", hidden: true, onclick: searchOn }, "Search on");
   main.append(make("div.title", {}, make("h1", {}, "Failures")), form, wrong.node, make("div.found", {}, status, further), reasons, list, more);
   let wanted = {};
   let cursor = null;
   let found = [];
+  let searches = 0; // that have added to what was found
   let searching = new AbortController();
+  // What was sent again is acked while the page is open.
+  const looking = repeat(lookAgain, (error) => wrong.show(error), AGAIN);
 
   function submitted(event) {
     event.preventDefault();
@@ -49,35 +54,66 @@ export function failuresView(main) {
     searching = new AbortController();
     cursor = null;
     found = [];
+    searches = 0;
     fill(list);
-    return search();
+    return searchOn();
   }
 
-  async function search() {
+  // The next failures, and where those after them begin: null if there are none.
+  async function read(next, signal) {
+    const failures = [];
+    for (let hop = 0; hop < HOPS && failures.length < STEP; hop++) {
+      const page = await api.failures({ ...wanted, limit: STEP - failures.length, cursor: next }, signal);
+      failures.push(...page.failures);
+      next = page.next;
+      if (next === null) break;
+    }
+    wrong.clear();
+    return { failures, next };
+  }
+
+  async function searchOn() {
     const { signal } = searching;
     const isAsked = [more, further].includes(document.activeElement);
+    searches++;
     more.hidden = further.hidden = true;
     setText(status, "Searching…");
     try {
-      let missing = STEP;
-      for (let hop = 0; hop < HOPS && missing > 0; hop++) {
-        const page = await api.failures({ ...wanted, limit: missing, cursor }, signal);
-        list.append(...page.failures.map(line));
-        found.push(...page.failures);
-        missing -= page.failures.length;
-        cursor = page.next;
-        if (cursor === null) break;
-      }
-      wrong.clear();
+      const { failures, next } = await read(cursor, signal);
+      list.append(...failures.map(line));
+      found.push(...failures);
+      cursor = next;
     } catch (error) {
       if (signal.aborted) return;
       wrong.show(error);
     }
     if (signal.aborted) return;
+    show();
+    if (isAsked) (cursor === null ? status : further).focus();
+  }
+
+  // Once somebody has searched on, what was found stays as it is.
+  async function lookAgain() {
+    if (searches !== 1) return false;
+    const { signal } = searching;
+    const { failures, next } = await read(null, signal).catch((error) => {
+      if (signal.aborted) return { failures: found, next: cursor };
+      throw error;
+    });
+    if (searches !== 1 || signal.aborted) return false;
+    if (JSON.stringify(failures) !== JSON.stringify(found)) {
+      found = failures;
+      cursor = next;
+      fill(list, found.map(line));
+      show();
+    }
+    return found.some(({ reason }) => sent.has(reason));
+  }
+
+  function show() {
     more.hidden = further.hidden = cursor === null;
     fill(reasons, byReason());
     setText(status, `${found.length ? count(found.length, "failure") : "No failure"} with a reason${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
-    if (isAsked) (cursor === null ? status : further).focus();
   }
 
   // The reasons of the failures that were found, the most frequent one first.
@@ -111,7 +147,8 @@ export function failuresView(main) {
       sent.set(reason, said);
       await restart();
       const again = [...reasons.children].find((node) => node.dataset.reason === reason);
-      (again?.querySelector("button") ?? text).focus();
+      (again?.querySelector("button") ?? main).focus({ preventScroll: true });
+      looking.now();
     }
     askToActOnAll({ key_prefix: wanted.key_prefix }, done, { reason, find: (signal, report) => allWith(reason, signal, report) });
   }
@@ -141,7 +178,10 @@ export function failuresView(main) {
       prefix.value = wanted.key_prefix;
       restart();
     },
-    stop: () => searching.abort(),
+    stop() {
+      searching.abort();
+      looking.stop();
+    },
   };
 }
 
@@ -149,8 +189,8 @@ const line = ({ item, batch, key, reason, failed_at: at }) =>
   make(
     "li",
     {},
-    make("a.event", { href: `#/batches/${batch}` }, key || `Batch ${batch}`),
+    make("a.event", { href: `#/batches/${batch}`, "data-key": `batch of ${item}` }, key || `Batch ${batch}`),
     make("span.when", {}, since(at)),
-    make("a.many", { href: `#/items/${encodeURIComponent(item)}` }, make("code", {}, item)),
+    make("a.many", { href: `#/items/${encodeURIComponent(item)}`, "data-key": item }, make("code", {}, item)),
     reasonMark(reason),
   );

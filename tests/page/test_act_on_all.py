@@ -228,6 +228,28 @@ def test_the_failures_of_one_reason_are_sent_again(
     complaints.clear()
 
 
+def test_the_failures_follow_the_acks_of_what_was_sent_again(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Though nobody searches again: an operator who sees an old number would think that the producer hangs."""
+    word = uuid.uuid4().hex
+    batch = open_batch(api, key=word, items=2, sealed=True)
+    api.post("/v1/failures", json={"items": [f"{batch}:0:0", f"{batch}:0:1"], "reason": "no disk"}).raise_for_status()
+    page.goto(f"{service_url}/#/failures?key_prefix={word}")
+    page.get_by_role("button", name="Send again…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Type").fill("1")
+    dialog.get_by_role("button", name="Send 2 items again").click()
+    dialog.get_by_role("button", name="Close").click()
+    reasons = page.get_by_role("list", name="Why they failed").get_by_role("listitem")
+    expect(reasons).to_contain_text("2no disk")
+    expect(reasons.get_by_role("button")).to_be_focused()
+    for left, shown in ((1, "1 failure with a reason."), (0, "No failure with a reason.")):
+        api.post("/v1/acks", json={"items": [f"{batch}:0:{left}"]}).raise_for_status()
+        expect(page.get_by_text(shown)).to_be_visible()
+    expect(reasons).to_have_count(0)
+    page.keyboard.press("b")
+    expect(page.get_by_role("heading", name="Batches")).to_be_visible()
+
+
 def test_a_reader_sees_no_button(page: Page) -> None:
     """Only a session that may cancel a batch sees it."""
     secrets = {role: tokens.new() for role in (Role.READ, Role.ADMIN)}
