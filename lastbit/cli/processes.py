@@ -98,8 +98,8 @@ def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     """
     count = s.client.processes.retry(process, instance, event=event)
     if event is None or count:
-        said = f"{number(count, 'event')} will be handled again" if count else "none of its events is parked"
-        s.output.answer({"retrying": count}, said)
+        text = f"{number(count, 'event')} will be handled again" if count else "none of its events is parked"
+        s.output.answer({"retrying": count}, text)
         return
     # A retry of this event may have been applied before, by an attempt whose response was lost.
     history = s.client.processes.get(process, instance).history

@@ -111,15 +111,15 @@ def test_other_actions_on_all(page: Page, api: httpx.Client, service_url: str, c
     expect(page.locator(".batch")).to_have_count(3)
     dialog = page.get_by_role("dialog")
 
-    def act(what: str, done: str | re.Pattern[str]) -> None:
+    def act(action: str, result_text: str | re.Pattern[str]) -> None:
         page.get_by_role("button", name="Act on all…").click()
-        dialog.get_by_label("What to do").select_option(what)
+        dialog.get_by_label("What to do").select_option(action)
         expect(dialog.get_by_role("status")).to_contain_text("3 batches with")
         result = Axe().run(page)
         assert result.violations_count == 0, result.generate_report()
         dialog.get_by_label("Type").fill("3")
         dialog.get_by_role("button", name="3 batches").click()
-        expect(dialog.get_by_role("status")).to_have_text(done)
+        expect(dialog.get_by_role("status")).to_have_text(result_text)
         dialog.get_by_role("button", name="Close").click()
 
     page.get_by_role("button", name="Act on all…").click()
@@ -181,8 +181,8 @@ def test_the_failures_of_one_reason_are_sent_again(
             for batch in (old, *batches)
             for event in api.get("/v1/events", params={"batch": batch}).json()["events"]
         ]
-        asked = [event for event in events if event["type"] == "batch.redrive"]
-        return [(event["batch"], event["data"]["reason"], event["data"]["count"]) for event in asked]
+        redrive_events = [event for event in events if event["type"] == "batch.redrive"]
+        return [(event["batch"], event["data"]["reason"], event["data"]["count"]) for event in redrive_events]
 
     page.goto(f"{service_url}/#/failures?text=disk&key_prefix={word}")
     reasons = page.get_by_role("list", name="Why they failed").get_by_role("listitem")
@@ -192,8 +192,8 @@ def test_the_failures_of_one_reason_are_sent_again(
     result = Axe().run(page)
     assert result.violations_count == 0, result.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    again = page.get_by_role("button", name="Send again…").nth(1)
-    again.click()
+    button = page.get_by_role("button", name="Send again…").nth(1)
+    button.click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("status")).to_contain_text("2 batches with 2 items that failed for this reason")
     expect(dialog.locator(".reason.quoted")).to_have_text("no disk left")
@@ -206,8 +206,8 @@ def test_the_failures_of_one_reason_are_sent_again(
     assert sorted(redrives()) == [(old, "no disk left", 1), (batches[0], "no disk left", 1)]
     dialog.get_by_role("button", name="Close").click()
     expect(reasons.nth(1)).to_contain_text("2 batches redriven: 2 items")
-    expect(again).to_be_focused()
-    expect(again).to_have_accessible_description("no disk left")
+    expect(button).to_be_focused()
+    expect(button).to_have_accessible_description("no disk left")
     page.get_by_role("button", name="Search on").first.focus()
     page.keyboard.press("Enter")
     expect(reasons.first).to_contain_text(re.compile("116.*no disk.*in 4 batches(?! so far)"))
@@ -242,9 +242,9 @@ def test_the_failures_follow_the_acks_of_what_was_sent_again(page: Page, api: ht
     reasons = page.get_by_role("list", name="Why they failed").get_by_role("listitem")
     expect(reasons).to_contain_text("2no disk")
     expect(reasons.get_by_role("button")).to_be_focused()
-    for left, shown in ((1, "1 failure with a reason."), (0, "No failure with a reason.")):
-        api.post("/v1/acks", json={"items": [f"{batch}:0:{left}"]}).raise_for_status()
-        expect(page.get_by_text(shown)).to_be_visible()
+    for index, sentence in ((1, "1 failure with a reason."), (0, "No failure with a reason.")):
+        api.post("/v1/acks", json={"items": [f"{batch}:0:{index}"]}).raise_for_status()
+        expect(page.get_by_text(sentence)).to_be_visible()
     expect(reasons).to_have_count(0)
     page.keyboard.press("b")
     expect(page.get_by_role("heading", name="Batches")).to_be_visible()
