@@ -37,7 +37,8 @@ export function failuresView(main) {
   let wanted = {};
   let cursor = null;
   let found = [];
-  let searches = 0; // that have added to what was found
+  let searches = 0; // that have ended
+  let isSearching = false;
   let searching = new AbortController();
   // What was sent again is acked while the page is open.
   const looking = repeat(lookAgain, (error) => wrong.show(error), AGAIN);
@@ -75,7 +76,7 @@ export function failuresView(main) {
   async function searchOn() {
     const { signal } = searching;
     const isAsked = [more, further].includes(document.activeElement);
-    searches++;
+    isSearching = true;
     more.hidden = further.hidden = true;
     setText(status, "Searching…");
     try {
@@ -88,19 +89,22 @@ export function failuresView(main) {
       wrong.show(error);
     }
     if (signal.aborted) return;
+    isSearching = false;
+    searches++;
     show();
     if (isAsked) (cursor === null ? status : further).focus();
   }
 
   // Once somebody has searched on, what was found stays as it is.
   async function lookAgain() {
-    if (searches !== 1) return false;
+    const isFirst = () => searches === 1 && !isSearching;
+    if (!isFirst()) return false;
     const { signal } = searching;
     const { failures, next } = await read(null, signal).catch((error) => {
       if (signal.aborted) return { failures: found, next: cursor };
       throw error;
     });
-    if (searches !== 1 || signal.aborted) return false;
+    if (!isFirst() || signal.aborted) return false;
     if (JSON.stringify(failures) !== JSON.stringify(found)) {
       found = failures;
       cursor = next;

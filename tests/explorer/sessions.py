@@ -62,7 +62,6 @@ _HEX_ID = re.compile(r"31(?:3\d){7}")
 _YEARS = {"2025": "OLDER", "2026": "OLD", "2099": "LATER"}
 _SCENE_TIME = re.compile(r"datetime\.datetime\((2025|2026|2099), 1, 1,[^)]*\)|(2025|2026|2099)-01-01 00:00:00(?:\.0+)?")
 _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?")
-
 _UPDATED = re.compile(r", updated_at = 'TIME'|\bupdated_at = 'TIME', ")
 
 
