@@ -6,6 +6,7 @@ import * as api from "./api.js";
 import { showDialog } from "./dialogs.js";
 import { fill, make, say, setText } from "./dom.js";
 import { count, number, title } from "./format.js";
+import { UNTIL_ACKED } from "./redrive.js";
 import { may } from "./session.js";
 
 const MOST = 5000;
@@ -31,8 +32,7 @@ const ACTIONS = [
   },
   {
     name: "Send failed items again",
-    short: "Redrive",
-    done: "redriven",
+    button: (batches) => `Send items of ${batches} again`,
     role: "produce",
     states: ["open", "sealed", "complete"],
     kind: ["batch", "batches"],
@@ -40,12 +40,8 @@ const ACTIONS = [
     only: { failed: true },
     asks: "Note for the producers",
     words: () => "Their producers are asked for them, by an event for each batch. They stay failed until they are acked.",
-    result: (answers) => {
-      const positions = answers.map(({ position }) => position);
-      const [first, last] = [Math.min(...positions), Math.max(...positions)];
-      const where = first === last ? `position ${number(first)}` : `positions ${number(first)} to ${number(last)}`;
-      return `: ${count(answers.reduce((sum, answer) => sum + answer.count, 0), "item")}, ${where} of the feed`;
-    },
+    result: (answers) => `${count(answers.reduce((sum, answer) => sum + answer.count, 0), "item")} of ${count(answers.length, "batch", "batches")} asked for again`,
+    next: UNTIL_ACKED,
     send: (batch, { text, key, reason }) => api.redrive(batch.id, { note: text, reason }, key),
   },
   {
@@ -135,7 +131,7 @@ export function askToActOnAll(filter, done, only = null) {
     fill(preview);
     setText(status, "");
     if (action === null) return;
-    setText(doIt, action.short ?? action.name);
+    setText(doIt, action.name);
     setText(status, "Looking for them…");
     const signal = AbortSignal.any([closed.signal, collecting.signal]);
     collect(signal).catch((error) => {
@@ -175,7 +171,7 @@ export function askToActOnAll(filter, done, only = null) {
     needed = String(waiting.length);
     fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
     confirmation.hidden = false;
-    setText(doIt, those ? `Send ${count(chosen, "item")} again` : `${action.short ?? action.name} ${count(waiting.length, "batch", "batches")}`);
+    setText(doIt, those ? `Send ${count(chosen, "item")} again` : action.button?.(count(waiting.length, "batch", "batches")) ?? `${action.name} ${count(waiting.length, "batch", "batches")}`);
     // The choice keeps the focus: another one may follow.
     if (document.activeElement !== choice) word.focus({ preventScroll: true });
   }
@@ -224,8 +220,8 @@ export function askToActOnAll(filter, done, only = null) {
     bar.hidden = true;
     const leftAlone = action.only && cause.value ? "had no such item or had changed" : `had changed and ${changed === 1 ? "was" : "were"} left alone`;
     const acted = answers.length;
-    const parts = [`${count(acted, "batch", "batches")} ${action.done}${(acted && action.result?.(answers)) || ""}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
-    setText(status, `${parts.filter(Boolean).join(", ")}.`);
+    const parts = [action.result?.(answers) ?? `${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
+    setText(status, `${parts.filter(Boolean).join(", ")}.${acted && action.next ? ` ${action.next}` : ""}`);
     say(status.textContent);
     wrong.hidden = !refusals.length;
     fill(wrong, refusals.slice(0, NAMED).map(([batch, error]) => make("li", {}, ...named(batch), make("span.reason", {}, error.message))));

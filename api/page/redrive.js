@@ -14,10 +14,11 @@ const MOST_MINUTES = 60 * 24 * 365;
 export const canRedrive = (batch, kind = "failed") => batch[kind] > 0 && !["expired", "cancelled"].includes(batch.state) && may("produce");
 
 // What to say after it.
+const OTHERWISE = "If that number doesn’t go down, no producer follows redrives.";
+export const UNTIL_ACKED = `They stay failed until they are acked. ${OTHERWISE}`;
 export const wasAsked = (kind, answer) =>
   `Asked the producer for ${count(answer.count, `${kind} item`)} again, at position ${number(answer.position)} of the feed. ` +
-  (kind === "pending" ? "Items are pending until they are acked. " : "They stay failed until they are acked. ") +
-  "If that number doesn’t go down, no producer follows redrives.";
+  (kind === "pending" ? `Items are pending until they are acked. ${OTHERWISE}` : UNTIL_ACKED);
 
 // `reason` is null for all items of the kind. `many` is their number; of a sample, the least that there can be. `done`
 // gets the service's answer; `refresh` is called when what is shown turns out to be old.
