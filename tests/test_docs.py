@@ -514,7 +514,7 @@ done = good.unionAll(spark.createDataFrame([(text,) for text in bad], "item_id s
 
 @pytest.mark.nightly
 def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
-    """docs/spark.md, as one script, with the output that it shows. Its first program runs twice, as the page says."""
+    """docs/spark.md, as one script, with the output that it shows. Its first program runs three times, as the page says."""
     if shutil.which("java") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a Java runtime is not installed")
     page = ROOT / "docs/spark.md"
@@ -523,7 +523,7 @@ def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
     options = [word for name, value in LOOPBACK.items() for word in ("--conf", f"{name}={value}")]
     process = run_script(
         tmp_path / "page.py",
-        "\n".join([first, first, *others]),
+        "\n".join([first, first, "Path('42.jpg').touch()", first, *others]),
         service_url,
         PYSPARK_SUBMIT_ARGS=shlex.join([*options, "pyspark-shell"]),
         PYSPARK_PYTHON=sys.executable,
