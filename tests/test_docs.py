@@ -514,7 +514,7 @@ done = good.unionAll(spark.createDataFrame([(text,) for text in bad], "item_id s
 
 @pytest.mark.nightly
 def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
-    """docs/spark.md, as one script, with the output that it shows. Its first program runs three times, as the page says."""
+    """docs/spark.md, as one script, with the output that it shows. Its first program runs three times."""
     if shutil.which("java") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a Java runtime is not installed")
     page = ROOT / "docs/spark.md"

@@ -5,6 +5,7 @@
 import * as api from "./api.js";
 import { showDialog } from "./dialogs.js";
 import { fill, make, say, setText } from "./dom.js";
+import { failedFor } from "./failed-for.js";
 import { count, number, title } from "./format.js";
 import { UNTIL_ACKED } from "./redrive.js";
 import { may } from "./session.js";
@@ -74,9 +75,8 @@ const statesOf = (action, { state, outcome }) =>
 // The actions that fit the filter, and that the session may do.
 export const actionsOn = (filter) => ACTIONS.filter((action) => may(action.role) && statesOf(action, filter).length);
 
-// `done` is called once the dialog is closed after batches were acted on, with what was said of them. With `only`, the items
-// that failed for its `reason` are sent again, and nothing else is offered: `find(signal, report)` returns a map of the
-// batches to the number of these items.
+// `done` is called once the dialog is closed after batches were acted on, with what was said of them. With `only`, a
+// reason, the items that failed for it are sent again, and nothing else is offered.
 export function askToActOnAll(filter, done, only = null) {
   const closed = new AbortController();
   const key = api.newKey(); // neither a second try nor a lost answer redrives a batch twice
@@ -94,7 +94,7 @@ export function askToActOnAll(filter, done, only = null) {
   const text = make("input", { id: "reason", maxlength: 4000, autocomplete: "off" });
   const textWord = make("span");
   const texts = make("label.typed", { for: "reason", hidden: true }, textWord, text);
-  const cause = make("input", { id: "cause", maxlength: 4000, autocomplete: "off", placeholder: "the whole reason; empty for any", value: only?.reason ?? "" });
+  const cause = make("input", { id: "cause", maxlength: 4000, autocomplete: "off", placeholder: "any reason", value: only ?? "", onchange: recount });
   const causes = make("label.typed", { for: "cause", hidden: true }, make("span", {}, "Only those that failed for"), cause);
   const word = make("input", { id: "typed", autocomplete: "off", inputmode: "numeric", oninput: typed });
   const confirmation = make("label.typed", { for: "typed", hidden: true });
@@ -108,25 +108,32 @@ export function askToActOnAll(filter, done, only = null) {
   let needed = null; // the number to type
   const answers = [];
   let changed = 0;
+  let result = "";
   const dialog = showDialog(
     only ? "Send these items again" : "Act on all that match",
     make("form", { onsubmit: submitted }, chooser, status, bar, preview, causes, texts, confirmation, wrong, make("div.buttons", {}, close, doIt)),
   );
   dialog.addEventListener("close", () => {
     closed.abort();
-    if (answers.length) done(status.textContent);
+    if (answers.length) done(result);
   });
   chosen();
 
   function chosen() {
+    action = actions.find(({ name }) => name === choice.value) ?? null;
+    cause.value = only ?? "";
+    causes.hidden = !action?.only || only !== null;
+    recount();
+  }
+
+  function recount() {
     collecting.abort();
     collecting = new AbortController();
-    action = actions.find(({ name }) => name === choice.value) ?? null;
     waiting = [];
     needed = null;
     doIt.disabled = true;
     doIt.hidden = action === null;
-    confirmation.hidden = texts.hidden = causes.hidden = true;
+    confirmation.hidden = texts.hidden = true;
     word.value = "";
     fill(preview);
     setText(status, "");
@@ -140,40 +147,46 @@ export function askToActOnAll(filter, done, only = null) {
   }
 
   async function collect(signal) {
-    const those = await only?.find(signal, (many) => setText(status, `Looking for them: ${count(many, "item")} so far…`));
+    const report = (many) => setText(status, `Looking for them: ${count(many, "item")} so far…`);
+    const those = cause.value ? await failedFor(cause.value, filter.key || filter.key_prefix, signal, { report }) : null;
     const found = new Map(); // by id: a batch may be sealed between two queries, and be in both
     let isMore = false;
     for (const state of statesOf(action, filter)) {
       let cursor = null;
       do {
         const page = await api.batches({ ...filter, ...action.only, state, limit: 1000, cursor }, signal);
-        for (const batch of page.batches) if (!those || those.has(batch.id)) found.set(batch.id, batch);
+        for (const batch of page.batches) if (!those || those.batches.has(batch.id)) found.set(batch.id, batch);
         cursor = page.next;
         setText(status, `Looking for them: ${count(found.size, ...action.kind)} so far…`);
       } while (cursor !== null && found.size < MOST);
       isMore ||= cursor !== null || found.size > MOST;
     }
     waiting = [...found.values()].sort((one, other) => other.id - one.id).slice(0, MOST);
-    if (!waiting.length) return setText(status, only ? "No item is failed for this reason any more." : `No ${action.kind[0]} matches.`);
+    if (!waiting.length) return setText(status, those ? noneFor(those) : `No ${action.kind[0]} matches.`);
     const items = waiting.reduce((sum, batch) => sum + batch[action.has], 0);
-    const chosen = waiting.reduce((sum, batch) => sum + (those?.get(batch.id) ?? 0), 0);
+    const chosen = waiting.reduce((sum, batch) => sum + (those?.batches.get(batch.id) ?? 0), 0);
     const what = those ? `${count(chosen, "item")} that failed for this reason` : count(items, `${action.has} item`);
     setText(status, `${isMore ? "The first " : ""}${count(waiting.length, ...action.kind)} with ${what}. ${action.words(items)}`);
     fill(
       preview,
-      only && make("p.reason.quoted", {}, only.reason),
+      only && make("p.reason.quoted", {}, only),
       make("ul.ranges", { "aria-label": "Chosen" }, waiting.slice(0, NAMED).map((batch) => make("li", {}, ...named(batch)))),
       waiting.length > NAMED ? make("p.quiet", {}, `and ${number(waiting.length - NAMED)} more`) : null,
     );
     texts.hidden = !action.asks;
     setText(textWord, action.asks ?? "");
-    causes.hidden = !action.only || only !== null;
     needed = String(waiting.length);
     fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
     confirmation.hidden = false;
     setText(doIt, those ? `Send ${count(chosen, "item")} again` : action.button?.(count(waiting.length, "batch", "batches")) ?? `${action.name} ${count(waiting.length, "batch", "batches")}`);
     // The choice keeps the focus: another one may follow.
     if (document.activeElement !== choice) word.focus({ preventScroll: true });
+  }
+
+  function noneFor({ total, longer }) {
+    if (only) return "No item is failed for this reason any more.";
+    if (total) return "No item of these batches failed for this reason.";
+    return longer ? `No item failed for exactly this reason; some failed for “${longer}”.` : "No item failed for this reason.";
   }
 
   const named = (batch) => [make("span.event", {}, title(batch)), make("span.many", {}, `batch ${batch.id}`)];
@@ -218,10 +231,10 @@ export function askToActOnAll(filter, done, only = null) {
     if (closed.signal.aborted) return;
     waiting = refusals.map(([batch]) => batch);
     bar.hidden = true;
-    const leftAlone = action.only && cause.value ? "had no such item or had changed" : `had changed and ${changed === 1 ? "was" : "were"} left alone`;
     const acted = answers.length;
-    const parts = [action.result?.(answers) ?? `${count(acted, "batch", "batches")} ${action.done}`, changed && `${number(changed)} ${leftAlone}`, refusals.length && `${number(refusals.length)} refused`];
-    setText(status, `${parts.filter(Boolean).join(", ")}.${acted && action.next ? ` ${action.next}` : ""}`);
+    const parts = [action.result?.(answers) ?? `${count(acted, "batch", "batches")} ${action.done}`, changed && `${count(changed, "batch", "batches")} had changed and ${changed === 1 ? "was" : "were"} left alone`, refusals.length && `${number(refusals.length)} refused`];
+    result = `${parts.filter(Boolean).join(", ")}.`;
+    setText(status, acted && action.next ? `${result} ${action.next}` : result);
     say(status.textContent);
     wrong.hidden = !refusals.length;
     fill(wrong, refusals.slice(0, NAMED).map(([batch, error]) => make("li", {}, ...named(batch), make("span.reason", {}, error.message))));

@@ -3,18 +3,20 @@
 import { askToActOnAll } from "./act-on-all.js";
 import * as api from "./api.js";
 import { fill, make, setText } from "./dom.js";
+import { failedFor } from "./failed-for.js";
 import { count, number, since } from "./format.js";
 import { repeat } from "./live.js";
 import { reasonMark, trouble } from "./pieces.js";
+import { UNTIL_ACKED } from "./redrive.js";
 import { may } from "./session.js";
 import { address } from "./views.js";
 
 const STEP = 100;
 const REASONS = 10; // that are counted above the failures
 const HOPS = 10; // calls of one search: with a rare text, most pages are empty
-const LARGEST = 1000; // failures of one call
-const AGAIN = 3000; // after this time, what was sent again is looked for again
-const sent = new Map(); // what this page has sent again: by reason, what was said of it
+const AGAIN = 3000; // after this time, what was sent again is counted again
+const COUNTED = 10_000; // items of a reason that are counted then
+const sent = new Map(); // what this page has sent again: by reason, what was said of it, and what is still failed
 
 export function failuresView(main) {
   document.title = "Failures · Lastbit";
@@ -39,12 +41,15 @@ export function failuresView(main) {
   let found = [];
   let searches = 0; // that have ended
   let isSearching = false;
+  let leads = false; // whether the first reason that is found gets the focus
   let searching = new AbortController();
   // What was sent again is acked while the page is open.
   const looking = repeat(lookAgain, (error) => wrong.show(error), AGAIN);
 
   function submitted(event) {
     event.preventDefault();
+    searching.abort(); // the first reason is one of the new search
+    leads = [text, prefix].includes(document.activeElement);
     const there = address("/failures", { text: text.value.trim(), key_prefix: prefix.value });
     if (there === location.hash) restart();
     else location.hash = there;
@@ -93,86 +98,85 @@ export function failuresView(main) {
     searches++;
     show();
     if (isAsked) (cursor === null ? status : further).focus();
+    if (leads && [text, prefix].includes(document.activeElement)) main.querySelector(".by-reason button, .failures a")?.focus();
+    leads = false;
   }
 
-  // Once somebody has searched on, what was found stays as it is.
-  async function lookAgain() {
-    const isFirst = () => searches === 1 && !isSearching;
-    if (!isFirst()) return false;
+  // What was sent again and belongs to this search.
+  const followed = () => [...sent].filter(([reason, { keyPrefix }]) => keyPrefix === wanted.key_prefix && reason.toLowerCase().includes(wanted.text.toLowerCase()));
+
+  // The list is read again, too, until somebody searches on: then it stays as it is.
+  async function lookAgain(stop) {
     const { signal } = searching;
-    const { failures, next } = await read(null, signal).catch((error) => {
-      if (signal.aborted) return { failures: found, next: cursor };
-      throw error;
-    });
-    if (!isFirst() || signal.aborted) return false;
-    if (JSON.stringify(failures) !== JSON.stringify(found)) {
-      found = failures;
-      cursor = next;
-      fill(list, found.map(line));
-      show();
+    const either = AbortSignal.any([stop, signal]);
+    const isFirst = () => searches === 1 && !isSearching;
+    try {
+      for (const [reason, one] of followed()) one.now = await failedFor(reason, one.keyPrefix, either, { most: COUNTED });
+      if (isFirst()) {
+        const { failures, next } = await read(null, either);
+        if (isFirst() && JSON.stringify(failures) !== JSON.stringify(found)) {
+          found = failures;
+          cursor = next;
+          fill(list, found.map(line));
+        }
+      }
+    } catch (error) {
+      if (!signal.aborted) throw error;
     }
-    return found.some(({ reason }) => sent.has(reason));
+    if (!signal.aborted && !isSearching) show();
+    return followed().some(([, { now }]) => now === null || now.total > 0);
   }
 
   function show() {
     more.hidden = further.hidden = cursor === null;
     fill(reasons, byReason());
-    setText(status, `${found.length ? count(found.length, "failure") : "No failure"} with a reason${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
+    const those = wanted.text ? `whose reason contains “${wanted.text}”` : "with a reason";
+    setText(status, `${found.length ? count(found.length, "failure") : "No failure"} ${those}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
   }
 
-  // The reasons of the failures that were found, the most frequent one first.
+  // The reasons of the failures that were found, the most frequent one first. What was sent again is among them to its end.
   function byReason() {
     const groups = new Map();
     for (const failure of found) {
       if (!groups.has(failure.reason)) groups.set(failure.reason, []);
       groups.get(failure.reason).push(failure);
     }
-    const largest = [...groups].sort(([, one], [, other]) => other.length - one.length).slice(0, REASONS);
-    return largest.map(([reason, failures], place) => {
-      const batches = new Set(failures.map(({ batch }) => batch));
+    const those = followed();
+    for (const [reason] of those) if (!groups.has(reason)) groups.set(reason, []);
+    const largest = [...groups].sort(([, one], [, other]) => other.length - one.length);
+    const shown = [...largest.slice(0, REASONS), ...largest.slice(REASONS).filter(([reason]) => those.some(([each]) => each === reason))];
+    return shown.map(([reason, failures], place) => {
+      const { said, now } = those.find(([each]) => each === reason)?.[1] ?? {};
+      const many = now?.total ?? failures.length;
+      const batches = now?.batches.size ?? new Set(failures.map(({ batch }) => batch)).size;
+      const isAll = now?.isExact ?? cursor === null;
+      const again = reason && many && may("produce") ? make("button", { type: "button", "data-key": `send ${reason}`, "aria-describedby": `why-${place}`, onclick: () => ask(reason) }, "Send again…") : null;
       return make(
         "li",
-        { "data-reason": reason ?? "" },
-        make("strong.many", {}, number(failures.length)),
+        { "data-reason": reason ?? "", "data-key": again ? null : `send ${reason}`, tabindex: -1 }, // gets the focus of a button that goes
+        make("strong.many", {}, number(many), now && !isAll ? "+" : ""),
         make(
           "div",
           {},
           make("span", { id: `why-${place}` }, reasonMark(reason)),
-          make("span.facts", {}, `in ${count(batches.size, "batch", "batches")}${cursor === null ? "" : " so far"}`),
-          sent.has(reason) ? make("span.facts.sent", {}, sent.get(reason)) : null,
+          many || !isAll ? make("span.facts", {}, `in ${count(batches, "batch", "batches")}${isAll ? "" : " so far"}`) : null,
+          said ? make("span.facts.sent", {}, `${said} ${many || !isAll ? UNTIL_ACKED : "None is failed for this reason any more."}`) : null,
         ),
-        reason && may("produce") ? make("button", { type: "button", "data-key": `send ${reason}`, "aria-describedby": `why-${place}`, onclick: () => ask(reason) }, "Send again…") : null,
+        again,
       );
     });
   }
 
   function ask(reason) {
+    const keyPrefix = wanted.key_prefix;
     async function done(said) {
-      sent.set(reason, said);
+      sent.set(reason, { said, keyPrefix, now: null });
       await restart();
       const again = [...reasons.children].find((node) => node.dataset.reason === reason);
-      (again?.querySelector("button") ?? main).focus({ preventScroll: true });
+      (again?.querySelector("button") ?? again ?? main).focus({ preventScroll: true });
       looking.now();
     }
-    askToActOnAll({ key_prefix: wanted.key_prefix }, done, { reason, find: (signal, report) => allWith(reason, signal, report) });
-  }
-
-  // The batches of all failures with this reason, each with their number: of older batches too, which the list hasn't.
-  async function allWith(reason, signal, report) {
-    const many = new Map();
-    let total = 0;
-    let next = null;
-    do {
-      const page = await api.failures({ key_prefix: wanted.key_prefix, text: reason, limit: LARGEST, cursor: next }, signal);
-      for (const failure of page.failures) {
-        if (failure.reason !== reason) continue;
-        many.set(failure.batch, (many.get(failure.batch) ?? 0) + 1);
-        total++;
-      }
-      next = page.next;
-      report(total);
-    } while (next !== null);
-    return many;
+    askToActOnAll({ key_prefix: keyPrefix }, done, reason);
   }
 
   return {
@@ -181,6 +185,7 @@ export function failuresView(main) {
       text.value = wanted.text;
       prefix.value = wanted.key_prefix;
       restart();
+      if (followed().length) looking.now();
     },
     stop() {
       searching.abort();

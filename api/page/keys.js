@@ -12,8 +12,9 @@ const main = document.getElementById("main");
 
 const KEYS = [
   ["/", "search", search],
-  ["j", "next row", () => move(1)],
-  ["k", "previous row", () => move(-1)],
+  ["j", "next row or reason", () => move(1)],
+  ["k", "previous row or reason", () => move(-1)],
+  ["a", "act on all batches that match", () => main.querySelector("[aria-keyshortcuts='a']:not([hidden])")?.click()],
   ["b", "all batches", () => go("#/")],
   ["s", "stuck batches", () => go("#/stuck")],
   ["f", "failures", () => go("#/failures")],
@@ -21,7 +22,7 @@ const KEYS = [
   ["?", "this list", list],
 ];
 const FIXED = [
-  ["Enter", "open the row"],
+  ["Enter", "open it"],
   ["Esc", "leave the search, or close a dialog"],
 ];
 

@@ -52,7 +52,7 @@ export function listView(main) {
     leads = true;
     looking.now();
   });
-  const act = make("button.cancel", { type: "button", hidden: true, onclick: askToAct }, "Act on all…");
+  const act = make("button.cancel", { type: "button", hidden: true, "aria-keyshortcuts": "a", onclick: askToAct }, "Act on all…");
   const wrong = trouble();
   const heads = make("div.heads", { role: "row" });
   const list = make("div", { role: "rowgroup" });

@@ -14,7 +14,7 @@ const MOST_MINUTES = 60 * 24 * 365;
 export const canRedrive = (batch, kind = "failed") => batch[kind] > 0 && !["expired", "cancelled"].includes(batch.state) && may("produce");
 
 // What to say after it.
-const OTHERWISE = "If that number doesn’t go down, no producer follows redrives.";
+const OTHERWISE = "If their number doesn’t go down, no producer follows redrives.";
 export const UNTIL_ACKED = `They stay failed until they are acked. ${OTHERWISE}`;
 export const wasAsked = (kind, answer) =>
   `Asked the producer for ${count(answer.count, `${kind} item`)} again, at position ${number(answer.position)} of the feed. ` +

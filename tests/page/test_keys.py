@@ -51,9 +51,20 @@ def test_an_operator_sends_failed_items_again_by_keyboard_alone(
     press("Enter")
     expect(panel(page, "events").locator("[data-type='batch.redrive']")).to_contain_text("just k and j")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    for key, heading in (("f", "Failures"), ("b", "Batches")):
-        press(key)
-        expect(page.get_by_role("heading", name=heading)).to_be_visible()
+    press("f")
+    expect(page.get_by_role("heading", name="Failures")).to_be_visible()
+    press("/")
+    type_in("http 502")
+    press("Enter")
+    expect(page.get_by_role("list", name="Why they failed").get_by_role("button").first).to_be_focused()
+    press("b")
+    expect(page.get_by_role("heading", name="Batches")).to_be_visible()
+    press("/")
+    type_in(f"{word}-fr")
+    press("Enter")
+    expect(row(page, batch).locator(".name")).to_be_focused()
+    press("a")
+    expect(page.get_by_role("dialog", name="Act on all that match")).to_be_visible()
 
 
 def test_the_keys_go_through_the_rows_are_listed_and_can_be_turned_off(
@@ -74,7 +85,7 @@ def test_the_keys_go_through_the_rows_are_listed_and_can_be_turned_off(
     page.keyboard.press("Control+k")
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog", name="Keys")
-    expect(dialog.locator("kbd")).to_have_text(["/", "j", "k", "b", "s", "f", "t", "?", "Enter", "Esc"])
+    expect(dialog.locator("kbd")).to_have_text(["/", "j", "k", "a", "b", "s", "f", "t", "?", "Enter", "Esc"])
     page.keyboard.press("s")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
