@@ -4,7 +4,8 @@ Spark may compute a row several times: a task is retried, an executor is lost, o
 time, its partitions may differ. If an id depended on the row's partition and place, it would move to another row, and
 an ack would resolve the wrong item. So the number depends on the *content*: it is the row's rank among all rows,
 ordered by a hash of its columns, then by the columns themselves. That order is independent of partitions. Equal rows
-are next to each other in it and are interchangeable.
+are next to each other in it and are interchangeable. If only some columns identify a row, no two rows may be alike in
+them: which of the two comes first would depend on the columns that may change.
 
 The hash's first 12 bits are the row's *bucket*. One pass counts the rows of each bucket. The sum of the counts of all
 smaller buckets is the first number of a bucket. The rank within a bucket is a window function. The frame is shuffled
@@ -59,17 +60,16 @@ def with_item_ids(
     """`df` with one more column: each row's new item id in `batch`. This call extends the batch by the number of rows.
 
     A row keeps its id when Spark computes the frame again, because the row's number is its rank by content: by a hash
-    of its columns, then by the columns. No checkpoint is needed. The cost is one more pass over the frame in this call,
-    and one shuffle and sort when the result is used. The frame must be deterministic: a row with different content the
-    second time (`rand()`, the clock) has another id, and the job fails if it detects that.
+    of its columns, then by the columns. No checkpoint is needed. The cost is one more pass over the frame in this call
+    (two with `by`), and one shuffle and sort when the result is used. The frame must be deterministic: a row with
+    different content the second time (`rand()`, the clock) has another id, and the job fails if it detects that.
 
-    `batch`: a handle of a `Client`, or a batch's id with `url` and `token`. `by`: the columns that distinguish the
-    rows; by default all comparable columns. Rows that are equal in these, and in all other comparable columns, may swap
-    their ids. `idempotency_key`: the key of the extend; if a program is run again with the same key and the same rows,
-    they get the same ids.
+    `batch`: a handle of a `Client`, or a batch's id with `url` and `token`. `by`: the columns that identify a row; by
+    default all comparable columns, and equal rows may swap their ids. `idempotency_key`: the key of the extend; if a
+    program is run again with the same key and the same rows, they get the same ids.
 
-    Raises `InvalidArgument`, `ServiceError` (the batch is sealed, the key was used for another number of rows) and
-    `ServiceUnreachable`.
+    Raises `InvalidArgument` (also if two rows are alike in the columns of `by`), `ServiceError` (the batch is sealed,
+    the key was used for another number of rows) and `ServiceUnreachable`.
     """
     connection = Connection.named(url, token, timeout, retry)
     return numbered(df, lambda count, _: _extend(batch, count, idempotency_key, connection), column, by)
@@ -86,6 +86,8 @@ def numbered(
     hashed = df.withColumn(_HASH, sf.xxhash64(*(named(name) for name in keys)))
     # Unsigned, so that the buckets are 0 .. 4095. Any fixed order would do.
     hashed = hashed.withColumn(_BUCKET, sf.shiftrightunsigned(_HASH, 64 - BUCKET_BITS))
+    if by is not None:
+        _refuse_repeated(df, keys)
     hashes = sf.sum(sf.col(_HASH).cast("decimal(20)"))  # a bigint would overflow
     buckets = sorted(tuple(row) for row in hashed.groupBy(_BUCKET).agg(sf.count(sf.lit(1)), hashes).collect())
     digest = hashlib.blake2b(repr(buckets).encode(), digest_size=16).hexdigest()
@@ -95,8 +97,7 @@ def numbered(
         starts.append((bucket, start, count))
         start += count
     begins = df.sparkSession.createDataFrame(starts, f"{_BUCKET} bigint, {_START} bigint, {_COUNT} bigint")
-    order = [*keys, *(name for name in _comparable(df) if name not in keys)]
-    window = Window.partitionBy(_BUCKET).orderBy(_HASH, *(named(name) for name in order))
+    window = Window.partitionBy(_BUCKET).orderBy(_HASH, *(named(name) for name in keys))
     # With the same order, Spark computes both in one pass over a bucket's rows.
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     ranked = hashed.select(
@@ -132,6 +133,18 @@ def _keys(df: DataFrame, by: Sequence[str] | None) -> list[str]:
     if not names:
         raise InvalidArgument("by must name at least one column")
     return names
+
+
+def _refuse_repeated(df: DataFrame, names: list[str]) -> None:
+    counted = df.groupBy(*(named(name) for name in names)).agg(sf.count(sf.lit(1)).alias(_COUNT))
+    repeated = counted.where(sf.col(_COUNT) > 1).first()
+    if repeated is not None:
+        *values, count = repeated
+        example = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
+        raise InvalidArgument(
+            f"{count} rows have {example}: `by` must name columns in which no two rows are alike; without `by`, all "
+            "columns count"
+        )
 
 
 def _comparable(df: DataFrame) -> list[str]:

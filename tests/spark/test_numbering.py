@@ -9,6 +9,7 @@ import pytest
 from lastbit import Client, IdempotencyKeyReused, InvalidArgument
 from lastbit.ids import item_id
 from lastbit.spark import with_item_ids
+from tests.mutants import mutant
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -86,6 +87,18 @@ def test_a_frame_that_loses_rows_between_computations_fails(spark: Any, client: 
     source.write_text("".join(f"{n:04}\n" for n in range(9000) if n % 7))
     with pytest.raises(Exception, match="store the frame first"):
         numbered.collect()
+
+
+@mutant("rows-alike-in-by", "lastbit.spark.numbering:numbered", "by is not None", "False")
+def test_rows_that_are_alike_in_by_are_refused(spark: Any, client: Client) -> None:
+    """Before the batch is extended. Once one of the two was corrected, they could swap their ids, and one be lost."""
+    batch = client.open()
+    rows = [("A", None, 1), ("A", 7, 1), ("B", 7, 1), ("A", None, 2)]
+    lines = spark.createDataFrame(rows, "shop string, `no.` int, line int")
+    with pytest.raises(InvalidArgument, match=r"^2 rows have shop='A', no.=None: `by` must name"):
+        with_item_ids(lines, batch, by=["shop", "no."])
+    assert batch.refresh().items == 0
+    assert len({row.item_id for row in with_item_ids(lines, batch, by=["no.", "line", "shop"]).collect()}) == 4
 
 
 def test_a_frame_that_cannot_be_numbered_is_refused(spark: Any, client: Client) -> None:
