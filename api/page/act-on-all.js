@@ -5,13 +5,16 @@
 import * as api from "./api.js";
 import { showDialog } from "./dialogs.js";
 import { fill, make, say, setText } from "./dom.js";
-import { failedFor } from "./failed-for.js";
+import { failedFor, sentAgain } from "./failed-for.js";
 import { count, number, title } from "./format.js";
+import { reasonMark } from "./pieces.js";
 import { UNTIL_ACKED } from "./redrive.js";
 import { may } from "./session.js";
+import { address } from "./views.js";
 
 const MOST = 5000;
 const NAMED = 8;
+const PROPOSED = 5; // reasons
 const AT_ONCE = 4;
 
 // What has become of a batch that doesn't take the action any more.
@@ -41,7 +44,7 @@ const ACTIONS = [
     only: { failed: true },
     asks: "Note for the producers",
     words: () => "Their producers are asked for them, by an event for each batch. They stay failed until they are acked.",
-    result: (answers) => `${count(answers.reduce((sum, answer) => sum + answer.count, 0), "item")} of ${count(answers.length, "batch", "batches")} asked for again`,
+    result: (acted) => `${count(total(acted), "item")} of ${count(acted.size, "batch", "batches")} asked for again`,
     next: UNTIL_ACKED,
     send: (batch, { text, key, reason }) => api.redrive(batch.id, { note: text, reason }, key),
   },
@@ -68,6 +71,9 @@ const ACTIONS = [
   },
 ];
 
+// Of the items that the answers of redrives tell, by batch.
+const total = (acted) => [...acted.values()].reduce((sum, answer) => sum + answer.count, 0);
+
 // The states of the filter in which batches take the action.
 const statesOf = (action, { state, outcome }) =>
   action.states.filter((each) => (!state || state === each) && (!["succeeded", "failed"].includes(outcome) || each === "complete"));
@@ -75,9 +81,10 @@ const statesOf = (action, { state, outcome }) =>
 // The actions that fit the filter, and that the session may do.
 export const actionsOn = (filter) => ACTIONS.filter((action) => may(action.role) && statesOf(action, filter).length);
 
-// `done` is called once the dialog is closed after batches were acted on, with what was said of them. With `only`, a
-// reason, the items that failed for it are sent again, and nothing else is offered.
+// `done` is called once the dialog is closed after batches were acted on. With `only`, a reason, the items that failed for
+// it are sent again, and nothing else is offered: the caller shows what becomes of them, so the dialog closes by itself.
 export function askToActOnAll(filter, done, only = null) {
+  const keyPrefix = filter.key || filter.key_prefix || "";
   const closed = new AbortController();
   const key = api.newKey(); // neither a second try nor a lost answer redrives a batch twice
   const actions = actionsOn(filter).filter((action) => only === null || action.only);
@@ -101,21 +108,21 @@ export function askToActOnAll(filter, done, only = null) {
   const wrong = make("ul.ranges.failures", { hidden: true, "aria-label": "Refused" });
   const close = make("button", { type: "button", onclick: () => dialog.close() }, "Leave them");
   const doIt = make("button.danger", { type: "submit", disabled: true });
+  const follow = make("button", { type: "button", hidden: true, onclick: followed }, "Follow them");
   const chooser = make("label.typed", { for: "action", hidden: !isFree }, make("span", {}, "What to do"), choice);
   let action = null;
   let collecting = new AbortController();
   let waiting = []; // batches to act on
   let needed = null; // the number to type
-  const answers = [];
+  const acted = new Map(); // the answers, by the batch's id
   let changed = 0;
-  let result = "";
   const dialog = showDialog(
     only ? "Send these items again" : "Act on all that match",
-    make("form", { onsubmit: submitted }, chooser, status, bar, preview, causes, texts, confirmation, wrong, make("div.buttons", {}, close, doIt)),
+    make("form", { onsubmit: submitted }, chooser, status, bar, preview, causes, texts, confirmation, wrong, make("div.buttons", {}, close, follow, doIt)),
   );
   dialog.addEventListener("close", () => {
     closed.abort();
-    if (answers.length) done(result);
+    if (acted.size) done();
   });
   chosen();
 
@@ -148,7 +155,7 @@ export function askToActOnAll(filter, done, only = null) {
 
   async function collect(signal) {
     const report = (many) => setText(status, `Looking for them: ${count(many, "item")} so far…`);
-    const those = cause.value ? await failedFor(cause.value, filter.key || filter.key_prefix, signal, { report }) : null;
+    const those = cause.value ? await failedFor(cause.value, keyPrefix, signal, { report }) : null;
     const found = new Map(); // by id: a batch may be sealed between two queries, and be in both
     let isMore = false;
     for (const state of statesOf(action, filter)) {
@@ -162,7 +169,7 @@ export function askToActOnAll(filter, done, only = null) {
       isMore ||= cursor !== null || found.size > MOST;
     }
     waiting = [...found.values()].sort((one, other) => other.id - one.id).slice(0, MOST);
-    if (!waiting.length) return setText(status, those ? noneFor(those) : `No ${action.kind[0]} matches.`);
+    if (!waiting.length) return those ? noneFor(those) : setText(status, `No ${action.kind[0]} matches.`);
     const items = waiting.reduce((sum, batch) => sum + batch[action.has], 0);
     const chosen = waiting.reduce((sum, batch) => sum + (those?.batches.get(batch.id) ?? 0), 0);
     const what = those ? `${count(chosen, "item")} that failed for this reason` : count(items, `${action.has} item`);
@@ -184,12 +191,24 @@ export function askToActOnAll(filter, done, only = null) {
   }
 
   function noneFor({ total, longer }) {
-    if (only) return "No item is failed for this reason any more.";
-    if (total) return "No item of these batches failed for this reason.";
-    return longer ? `No item failed for exactly this reason; some failed for “${longer}”.` : "No item failed for this reason.";
+    if (only) return setText(status, "No item is failed for this reason any more.");
+    const frequent = total ? [] : [...longer].sort(([, one], [, other]) => other - one).slice(0, PROPOSED);
+    setText(status, frequent.length ? "No item failed for exactly this reason. Choose one that contains it:" : "No item of these batches failed for this reason.");
+    const taken = (reason) => () => {
+      cause.value = reason;
+      recount();
+    };
+    const proposed = frequent.map(([reason, many]) => make("li", {}, make("button.proposed", { type: "button", onclick: taken(reason) }, reasonMark(reason)), make("span.many", {}, count(many, "item"))));
+    if (proposed.length) fill(preview, make("ul.ranges", { "aria-label": "Reasons that contain it" }, proposed));
+    (preview.querySelector("button") ?? cause).focus({ preventScroll: true });
   }
 
   const named = (batch) => [make("span.event", {}, title(batch)), make("span.many", {}, `batch ${batch.id}`)];
+
+  function followed() {
+    dialog.close();
+    location.hash = address("/failures", { text: cause.value, key_prefix: keyPrefix });
+  }
 
   function typed() {
     doIt.disabled = word.value.trim() !== needed;
@@ -218,7 +237,7 @@ export function askToActOnAll(filter, done, only = null) {
         while (left.length && !closed.signal.aborted) {
           const batch = left.shift();
           try {
-            answers.push(await action.send(batch, { text: text.value || null, key, reason: cause.value || null }));
+            acted.set(batch.id, await action.send(batch, { text: text.value || null, key, reason: cause.value || null }));
           } catch (error) {
             if (CHANGED.includes(error.code)) changed++;
             else refusals.push([batch, error]);
@@ -231,17 +250,22 @@ export function askToActOnAll(filter, done, only = null) {
     if (closed.signal.aborted) return;
     waiting = refusals.map(([batch]) => batch);
     bar.hidden = true;
-    const acted = answers.length;
-    const parts = [action.result?.(answers) ?? `${count(acted, "batch", "batches")} ${action.done}`, changed && `${count(changed, "batch", "batches")} had changed and ${changed === 1 ? "was" : "were"} left alone`, refusals.length && `${number(refusals.length)} refused`];
-    result = `${parts.filter(Boolean).join(", ")}.`;
-    setText(status, acted && action.next ? `${result} ${action.next}` : result);
+    const parts = [action.result?.(acted) ?? `${count(acted.size, "batch", "batches")} ${action.done}`, changed && `${count(changed, "batch", "batches")} had changed and ${changed === 1 ? "was" : "were"} left alone`, refusals.length && `${number(refusals.length)} refused`];
+    const result = `${parts.filter(Boolean).join(", ")}.`;
+    setText(status, acted.size && action.next ? `${result} ${action.next}` : result);
     say(status.textContent);
+    if (acted.size && cause.value) {
+      const batches = new Map([...acted].map(([id, answer]) => [id, answer.count]));
+      sentAgain.set(cause.value, { keyPrefix, said: result, now: { batches, total: total(acted), isExact: true } });
+      follow.hidden = false;
+    }
+    if (only && acted.size && !refusals.length) return dialog.close();
     wrong.hidden = !refusals.length;
     fill(wrong, refusals.slice(0, NAMED).map(([batch, error]) => make("li", {}, ...named(batch), make("span.reason", {}, error.message))));
     setText(close, "Close");
     doIt.hidden = !refusals.length;
     doIt.disabled = false;
     setText(doIt, `Try ${number(refusals.length)} again`);
-    (refusals.length ? doIt : close).focus();
+    (refusals.length ? doIt : follow.hidden ? close : follow).focus();
   }
 }

@@ -2,8 +2,8 @@
 
 import { askToActOnAll } from "./act-on-all.js";
 import * as api from "./api.js";
-import { fill, make, setText } from "./dom.js";
-import { failedFor } from "./failed-for.js";
+import { fill, make, say, setText } from "./dom.js";
+import { failedFor, sentAgain } from "./failed-for.js";
 import { count, number, since } from "./format.js";
 import { repeat } from "./live.js";
 import { reasonMark, trouble } from "./pieces.js";
@@ -16,7 +16,7 @@ const REASONS = 10; // that are counted above the failures
 const HOPS = 10; // calls of one search: with a rare text, most pages are empty
 const AGAIN = 3000; // after this time, what was sent again is counted again
 const COUNTED = 10_000; // items of a reason that are counted then
-const sent = new Map(); // what this page has sent again: by reason, what was said of it, and what is still failed
+const NONE = "None is failed for this reason any more.";
 
 export function failuresView(main) {
   document.title = "Failures · Lastbit";
@@ -103,7 +103,7 @@ export function failuresView(main) {
   }
 
   // What was sent again and belongs to this search.
-  const followed = () => [...sent].filter(([reason, { keyPrefix }]) => keyPrefix === wanted.key_prefix && reason.toLowerCase().includes(wanted.text.toLowerCase()));
+  const followed = () => [...sentAgain].filter(([reason, { keyPrefix }]) => keyPrefix === wanted.key_prefix && reason.toLowerCase().includes(wanted.text.toLowerCase()));
 
   // The list is read again, too, until somebody searches on: then it stays as it is.
   async function lookAgain(stop) {
@@ -111,7 +111,11 @@ export function failuresView(main) {
     const either = AbortSignal.any([stop, signal]);
     const isFirst = () => searches === 1 && !isSearching;
     try {
-      for (const [reason, one] of followed()) one.now = await failedFor(reason, one.keyPrefix, either, { most: COUNTED });
+      for (const [reason, one] of followed()) {
+        const before = one.now;
+        one.now = await failedFor(reason, one.keyPrefix, either, { most: COUNTED });
+        if (before.total && !one.now.total) say(NONE);
+      }
       if (isFirst()) {
         const { failures, next } = await read(null, either);
         if (isFirst() && JSON.stringify(failures) !== JSON.stringify(found)) {
@@ -124,7 +128,7 @@ export function failuresView(main) {
       if (!signal.aborted) throw error;
     }
     if (!signal.aborted && !isSearching) show();
-    return followed().some(([, { now }]) => now === null || now.total > 0);
+    return followed().some(([, { now }]) => now.total > 0);
   }
 
   function show() {
@@ -134,33 +138,32 @@ export function failuresView(main) {
     setText(status, `${found.length ? count(found.length, "failure") : "No failure"} ${those}${cursor === null ? "" : " so far; older batches are not searched yet"}.`);
   }
 
-  // The reasons of the failures that were found, the most frequent one first. What was sent again is among them to its end.
+  // The reasons of the failures that were found, the most frequent one first. What was sent again stands before them, and
+  // stays when none is left.
   function byReason() {
+    const those = new Map(followed());
     const groups = new Map();
-    for (const failure of found) {
-      if (!groups.has(failure.reason)) groups.set(failure.reason, []);
-      groups.get(failure.reason).push(failure);
+    for (const { reason, batch } of found) {
+      if (!groups.has(reason)) groups.set(reason, { batches: new Set(), total: 0, isExact: cursor === null });
+      const group = groups.get(reason);
+      group.batches.add(batch);
+      group.total++;
     }
-    const those = followed();
-    for (const [reason] of those) if (!groups.has(reason)) groups.set(reason, []);
-    const largest = [...groups].sort(([, one], [, other]) => other.length - one.length);
-    const shown = [...largest.slice(0, REASONS), ...largest.slice(REASONS).filter(([reason]) => those.some(([each]) => each === reason))];
-    return shown.map(([reason, failures], place) => {
-      const { said, now } = those.find(([each]) => each === reason)?.[1] ?? {};
-      const many = now?.total ?? failures.length;
-      const batches = now?.batches.size ?? new Set(failures.map(({ batch }) => batch)).size;
-      const isAll = now?.isExact ?? cursor === null;
+    const largest = [...groups].filter(([reason]) => !those.has(reason)).sort(([, one], [, other]) => other.total - one.total);
+    const shown = [...[...those].map(([reason, { now }]) => [reason, now]), ...largest.slice(0, REASONS)];
+    return shown.map(([reason, { batches, total: many, isExact: isAll }], place) => {
+      const said = those.get(reason)?.said;
       const again = reason && many && may("produce") ? make("button", { type: "button", "data-key": `send ${reason}`, "aria-describedby": `why-${place}`, onclick: () => ask(reason) }, "Send again…") : null;
       return make(
         "li",
         { "data-reason": reason ?? "", "data-key": again ? null : `send ${reason}`, tabindex: -1 }, // gets the focus of a button that goes
-        make("strong.many", {}, number(many), now && !isAll ? "+" : ""),
+        make("strong.many", {}, number(many), said && !isAll ? "+" : ""),
         make(
           "div",
           {},
           make("span", { id: `why-${place}` }, reasonMark(reason)),
-          many || !isAll ? make("span.facts", {}, `in ${count(batches, "batch", "batches")}${isAll ? "" : " so far"}`) : null,
-          said ? make("span.facts.sent", {}, `${said} ${many || !isAll ? UNTIL_ACKED : "None is failed for this reason any more."}`) : null,
+          many || !isAll ? make("span.facts", {}, `in ${count(batches.size, "batch", "batches")}${isAll ? "" : " so far"}`) : null,
+          said ? make("span.facts.sent", {}, `${said} ${many || !isAll ? UNTIL_ACKED : NONE}`) : null,
         ),
         again,
       );
@@ -168,15 +171,13 @@ export function failuresView(main) {
   }
 
   function ask(reason) {
-    const keyPrefix = wanted.key_prefix;
-    async function done(said) {
-      sent.set(reason, { said, keyPrefix, now: null });
+    async function done() {
       await restart();
       const again = [...reasons.children].find((node) => node.dataset.reason === reason);
-      (again?.querySelector("button") ?? again ?? main).focus({ preventScroll: true });
+      (again?.querySelector("button") ?? again ?? main).focus();
       looking.now();
     }
-    askToActOnAll({ key_prefix: keyPrefix }, done, reason);
+    askToActOnAll({ key_prefix: wanted.key_prefix }, done, reason);
   }
 
   return {

@@ -275,8 +275,8 @@ def redrive(
         redrive,
         f"[bold]batch {batch}[/]  asked for {rendering.number(redrive.count, f'{kind} item')} again, "
         f"at position {redrive.position:,} of the feed",
-        f"[dim]they are resolved once their producer has sent them again; if they are not: does it follow redrives? "
-        f"lastbit status {batch} shows the counts[/]",
+        "[dim]Their producer, which must follow redrives, sends them again; "
+        f"lastbit status {batch} shows the counts.[/]",
     )
 
 
