@@ -157,7 +157,7 @@ export function failuresView(main) {
       return make(
         "li",
         { "data-reason": reason ?? "", "data-key": again ? null : `send ${reason}`, tabindex: -1 }, // gets the focus of a button that goes
-        make("strong.many", {}, number(many), said && !isAll ? "+" : ""),
+        make("strong.many", {}, number(many), isAll ? "" : "+"),
         make(
           "div",
           {},
