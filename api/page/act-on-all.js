@@ -116,12 +116,14 @@ export function askToActOnAll(filter, done, only = null) {
   let needed = null; // the number to type
   const acted = new Map(); // the answers, by the batch's id
   let changed = 0;
+  let result = null; // what was said in the end
   const dialog = showDialog(
     only ? "Send these items again" : "Act on all that match",
     make("form", { onsubmit: submitted }, chooser, status, bar, preview, causes, texts, confirmation, wrong, make("div.buttons", {}, close, follow, doIt)),
   );
   dialog.addEventListener("close", () => {
     closed.abort();
+    if (result === null) remember(); // it was stopped
     if (acted.size) done();
   });
   chosen();
@@ -205,6 +207,13 @@ export function askToActOnAll(filter, done, only = null) {
 
   const named = (batch) => [make("span.event", {}, title(batch)), make("span.many", {}, `batch ${batch.id}`)];
 
+  // For the view of failures, which counts what is left of them.
+  function remember() {
+    if (!acted.size || !cause.value) return;
+    const batches = new Map([...acted].map(([id, answer]) => [id, answer.count]));
+    sentAgain.set(cause.value, { keyPrefix, said: result ?? `${action.result(acted)}.`, now: { batches, total: total(acted), isExact: true } });
+  }
+
   function followed() {
     dialog.close();
     location.hash = address("/failures", { text: cause.value, key_prefix: keyPrefix });
@@ -251,14 +260,11 @@ export function askToActOnAll(filter, done, only = null) {
     waiting = refusals.map(([batch]) => batch);
     bar.hidden = true;
     const parts = [action.result?.(acted) ?? `${count(acted.size, "batch", "batches")} ${action.done}`, changed && `${count(changed, "batch", "batches")} had changed and ${changed === 1 ? "was" : "were"} left alone`, refusals.length && `${number(refusals.length)} refused`];
-    const result = `${parts.filter(Boolean).join(", ")}.`;
+    result = `${parts.filter(Boolean).join(", ")}.`;
     setText(status, acted.size && action.next ? `${result} ${action.next}` : result);
     say(status.textContent);
-    if (acted.size && cause.value) {
-      const batches = new Map([...acted].map(([id, answer]) => [id, answer.count]));
-      sentAgain.set(cause.value, { keyPrefix, said: result, now: { batches, total: total(acted), isExact: true } });
-      follow.hidden = false;
-    }
+    remember();
+    follow.hidden = !acted.size || !cause.value;
     if (only && acted.size && !refusals.length) return dialog.close();
     wrong.hidden = !refusals.length;
     fill(wrong, refusals.slice(0, NAMED).map(([batch, error]) => make("li", {}, ...named(batch), make("span.reason", {}, error.message))));

@@ -269,6 +269,22 @@ def test_the_failures_follow_the_acks_of_what_was_sent_again(page: Page, api: ht
     expect(page.get_by_role("heading", name="Batches")).to_be_visible()
 
 
+def test_what_was_sent_before_a_stop_is_followed_too(page: Page, api: httpx.Client, service_url: str) -> None:
+    word = uuid.uuid4().hex
+    batches = [open_batch(api, key=word, items=1) for _ in range(2)]
+    api.post("/v1/failures", json={"items": [f"{batch}:0:0" for batch in batches], "reason": "no disk"})
+    page.route(f"**/v1/batches/{batches[1]}/redrive", lambda _: None)  # no answer
+    page.goto(f"{service_url}/#/failures?key_prefix={word}")
+    page.get_by_role("button", name="Send again…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Type").fill("2")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("status")).to_have_text("1 of 2…")
+    dialog.get_by_role("button", name="Stop").click()
+    reasons = page.get_by_role("list", name="Why they failed").get_by_role("listitem")
+    expect(reasons).to_contain_text("2no diskin 2 batches1 item of 1 batch asked for again.")
+
+
 def test_a_reader_sees_no_button(page: Page) -> None:
     """Only a session that may cancel a batch sees it."""
     secrets = {role: tokens.new() for role in (Role.READ, Role.ADMIN)}
