@@ -187,7 +187,8 @@ export function askToActOnAll(filter, done, only = null) {
     needed = String(waiting.length);
     fill(confirmation, make("span", {}, "Type ", make("strong", {}, needed), " to confirm"), word);
     confirmation.hidden = false;
-    setText(doIt, those ? `Send ${count(chosen, "item")} again` : action.button?.(count(waiting.length, "batch", "batches")) ?? `${action.name} ${count(waiting.length, "batch", "batches")}`);
+    const batches = count(waiting.length, "batch", "batches");
+    setText(doIt, those ? `Send ${count(chosen, "item")} again` : (action.button?.(batches) ?? `${action.name} ${batches}`));
     // The choice keeps the focus: another one may follow.
     if (document.activeElement !== choice) word.focus({ preventScroll: true });
   }
