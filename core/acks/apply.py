@@ -11,7 +11,8 @@ from bitarray import bitarray
 from bitarray.util import zeros
 
 from core.acks.call import HELD, Outcome, Rejected, Unit
-from core.acks.completion import BatchDelta, Row
+from core.acks.completion import Row
+from core.acks.delta import BatchDelta
 from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.bits import bitfield, journal
 from core.bits.bitfield import ItemState
@@ -211,6 +212,7 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
     delta.last_changer = unit
     if resolved_now:
         delta.last_resolver = unit
+    delta.overrides |= bool(redriven_now or unskipped_now)
     delta.failed -= redriven_now
     delta.skipped -= unskipped_now
     if unit.verb is Verb.ACK:

@@ -16,7 +16,9 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
+from core.acks import outbox
 from core.acks.call import Completed, Unit
+from core.acks.delta import BatchDelta
 from core.batches import batch as batches
 from core.batches import history, settle
 from core.batches.batch import Batch
@@ -35,29 +37,6 @@ CATCH_UP: Final = 4096
 """One transaction reads `PREFIX_STEP` groups after the full-prefix hint, and twice those that it fills, at most
 `CATCH_UP`. If all of them are full, the hint is behind, as after an item that was acked much later than others. Then it
 counts `CATCH_UP` groups more, in a millisecond or two, and advances the hint if all are full."""
-
-
-@dataclass(slots=True)
-class BatchDelta:
-    """The changes of a flush to one batch."""
-
-    acked: int = 0
-    failed: int = 0
-    skipped: int = 0
-    filled: int = 0
-    """Groups that are full after a change."""
-    is_moved: bool = False
-    """The changes were committed earlier (see `core.enlisted`), so they count in any state, and no unit made them."""
-    last_resolver: Unit | None = None
-    """The last unit that resolved a pending item. If the batch completes, this unit completed it."""
-    last_changer: Unit | None = None
-    journal_next: int | None = None
-    """The new `journal_next` of a journaled batch."""
-
-    @property
-    def resolved(self) -> int:
-        """The number of items that were pending."""
-        return self.acked + self.failed + self.skipped
 
 
 @dataclass(slots=True)
@@ -118,6 +97,7 @@ def write(
     verdicts = _look_again(pipeline.tx, repeat_rows, repeats) if repeats else {}
     pipeline.later(*inserts)
     if deltas:
+        _add_what_waits(pipeline, delta_rows, deltas)
         verdicts |= _judge(pipeline, delta_rows, deltas)
     return verdicts
 
@@ -135,6 +115,20 @@ def _lock_and_read(
         # its first child, which may hold one of the items.
         raise faults.BeginAgain
     return newly_locked, rows(to_read)
+
+
+def _add_what_waits(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> None:
+    """Add the counts that callers' transactions have left, where items change that had failed or were skipped: those
+    may be in it, and not in the batch's row. Whoever resolved them has committed, as their groups are locked."""
+    batches_to_ask = [
+        id for id, delta in deltas.items() if delta.overrides and id in rows_by_id and rows_by_id[id].no_journal
+    ]
+    has_more = bool(batches_to_ask)
+    while has_more:
+        counts = outbox.ask(pipeline, batches_to_ask, seals=False)
+        for batch, waiting in outbox.take(pipeline, counts).items():
+            deltas[batch].add(waiting.delta)
+        has_more = len(counts.rows()) == outbox.PAGE
 
 
 def ask(pipeline: Pipeline, ids: Collection[int], locking: str = "") -> Answer:

@@ -6,14 +6,19 @@
 
 `acks` flips bits, `writes` opens, extends and seals, both in a `transaction` over the caller's connection. Such a
 transaction may last for seconds, so it locks nothing that others need but the rows of its groups. What it changes of
-counts, and its events, it leaves in two outboxes: `count_outbox` (see `outbox`) and `event_outbox` (see `core.feed`).
-After the commit, the `mover` counts and announces.
+counts, and its events, it leaves in two outboxes: `count_outbox` (see `core.acks.outbox`) and `event_outbox` (see
+`core.feed`). After the commit, the `mover` counts and announces.
 
 What could go wrong, and why it can't:
 
 *A batch completes too early or never.* An item counts when it is moved, so what waits is pending to everybody. Each
 commit leaves what it has changed, in the same commit, and whoever comes first moves it: the caller's process, or any
 service, dispatcher, janitor or other embedded client.
+
+*An item changes again before it counts*: a caller fails it, and a client of a service acks it. Its batch would lose a
+failure that it has not counted. So a flush that changes failed or skipped items counts first what waits for their
+batch, in the same transaction (see `completion`). And a pass takes the rows of a batch from the oldest one on, so that
+an item's failure comes no later than the ack that a caller makes of it.
 
 *An item is counted twice.* A row is read, counted and deleted in one transaction, under the lock of the batch's row.
 

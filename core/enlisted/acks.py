@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from core import errors
-from core.acks import apply, ended
+from core.acks import apply, ended, outbox
 from core.acks.apply import FlushState, Seen
 from core.acks.call import AckResult, Call, Outcome, Unit
 from core.batches import batch as batches
@@ -44,7 +44,6 @@ from core.batches import nesting
 from core.batches.lifecycle import State, Verb
 from core.bits import bitfield, folding, group_rows
 from core.bits.cache import Key
-from core.enlisted import outbox
 from core.storage import dialects, schema, statements
 from core.storage.dialects import Rows
 from core.storage.statements import LIST, chunks

@@ -16,12 +16,11 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from core import errors, feed, writes
-from core.acks import completion
+from core.acks import completion, outbox
 from core.acks.call import Call, Unit
 from core.batches.lifecycle import State, Verb
 from core.batches.writing import BatchWrites, Seal
 from core.commits import apart
-from core.enlisted import outbox
 from core.storage import dialects
 from core.storage.database import Database
 from core.storage.statements import LAST, Pipeline

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from core import errors, writes
+from core.acks import outbox
 from core.batches.batch import Extended
 from core.batches.lifecycle import State, judge
 from core.batches.writing import BatchWrites, Extend, Open
-from core.enlisted import acks, outbox
+from core.enlisted import acks
 from core.storage import dialects, faults, statements
 from core.storage.statements import LAST, Pipeline
 

@@ -9,9 +9,9 @@ from typing import Final
 import structlog
 
 from core import errors
-from core.acks import parents
+from core.acks import outbox, parents
 from core.batches import descendants
-from core.enlisted import mover, outbox
+from core.enlisted import mover
 from core.service.acks import AckService
 from core.storage.database import Database
 from core.threads import QueueThread

@@ -36,7 +36,7 @@ from core.batches import descendants, history, purge
 from core.bits import journal
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
-from core.errors import CoreError
+from core.errors import CoreError, InconsistentBatch
 from core.processes import inbox
 from core.service import Service
 from core.storage import commit_marks, database, statements, tables
@@ -299,6 +299,8 @@ class Session:
             self._exploring = True
             try:
                 self.result = work[1](self)
+            except InconsistentBatch as error:  # wrong even if an order of the transactions has it too
+                self.error = error
             except CoreError as error:
                 self.result = error
             except Abandoned:

@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from core import errors, feed, janitor
+from core.acks import outbox
 from core.acks.call import AckResult, Call
 from core.batches import expiry
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.batches.writing import Extend
-from core.enlisted import outbox
 from core.service import Service
 from core.service.batches import opening_of
 from core.storage import tables
@@ -173,6 +173,73 @@ def test_a_failure_and_a_skip_keep_their_reasons_until_an_ack(service: Service, 
     service.enlisted.move([batch])
     assert counts(service, batch) == (4, 0, 0)
     assert service.batches.failures(batch, 0, 10)[1].reasons == []
+    assert service.batches.verify(batch).ok
+
+
+@mutant(
+    "what-waits-is-not-counted-before-a-redrive",
+    "core.acks.completion:_add_what_waits",
+    "has_more = bool(batches_to_ask)",
+    "has_more = False",
+)
+@mutant(
+    "one-page-of-what-waits-is-counted-before-a-redrive",
+    "core.acks.completion:_add_what_waits",
+    "len(counts.rows()) == outbox.PAGE",
+    "False",
+)
+@mutant(
+    "a-redrive-takes-the-wish-to-seal",
+    "core.acks.completion:_add_what_waits",
+    "outbox.ask(pipeline, batches_to_ask, seals=False)",
+    "outbox.ask(pipeline, batches_to_ask)",
+)
+@pytest.mark.parametrize(
+    ("given_up", "again", "expected"),
+    [
+        (Verb.FAIL, Verb.ACK, (2, 0, 0)),
+        (Verb.SKIP, Verb.ACK, (2, 0, 0)),
+        (Verb.FAIL, Verb.SKIP, (0, 0, 2)),
+    ],
+)
+def test_an_item_may_change_again_before_its_failure_is_moved(
+    service: Service,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    given_up: Verb,
+    again: Verb,
+    expected: tuple[int, int, int],
+) -> None:
+    monkeypatch.setattr(outbox, "PAGE", 1)
+    batch = open_batch(service, 2, sealed=False)
+    for index in range(2):
+        with engine.begin() as connection:
+            enlist(service, connection, batch, index, verb=given_up, reason="late")
+    with engine.begin() as connection:
+        service.enlisted.seal(over(connection), batch)
+    answer = service.acks.ack(call_of(batch, 0, 1, verb=again)).result()
+    assert answer.applied == 2
+    assert counts(service, batch) == expected
+    assert service.batches.verify(batch).ok
+    assert left(service.database) == 1, "the wish to seal"
+    service.enlisted.move([batch])
+    assert service.batches.get(batch).complete
+    assert left(service.database) == 0
+
+
+@mutant("what-waits-is-moved-in-any-order", "core.acks.outbox:ask", "_OLDEST_FIRST", "'id DESC'")
+def test_a_failure_is_moved_no_later_than_its_redrive(
+    service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though more waits than one transaction moves."""
+    monkeypatch.setattr(outbox, "PAGE", 1)
+    batch = open_batch(service, 1)
+    for verb in (Verb.FAIL, Verb.ACK):
+        with engine.begin() as connection:
+            enlist(service, connection, batch, 0, verb=verb)
+    service.enlisted.move([batch])
+    assert counts(service, batch) == (1, 0, 0)
+    assert events_of(service, batch) == ["batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"]
     assert service.batches.verify(batch).ok
 
 

@@ -1,7 +1,9 @@
-"""The outbox of counts: what transactions of callers have changed, until their batches count it (see `mover`).
+"""The outbox of counts: what transactions of callers have changed, until their batches count it (see
+`core.enlisted`).
 
 Its rows are inserted by the holders of group locks, in any number of transactions at a time, and removed only under the
-lock of their batch's row. They need no order: counts are added up, and a seal is judged after them.
+lock of their batch's row. Those that one transaction takes need no order: counts are added up, and a seal is judged
+after them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core.acks.completion import BatchDelta
+from core.acks.delta import BatchDelta
 from core.storage import statements, tables
 from core.storage.statements import LIST, Answer, Pipeline, chunks, inserts
 
@@ -21,6 +23,7 @@ PAGE: Final = 5000
 """Maximum rows that one transaction moves."""
 
 _COLUMNS: Final = "batch_id, acked, failed, skipped, filled, seals"
+_OLDEST_FIRST: Final = "batch_id, id"
 _counts = tables.count_outbox.c
 _events = tables.event_outbox.c
 
@@ -51,10 +54,13 @@ def leave_seal(table: str, batch: int) -> list[str]:
     return inserts(table, _COLUMNS, [f"({batch},0,0,0,0,1)"])
 
 
-def ask(pipeline: Pipeline, batches: Collection[int]) -> Answer:
-    """Let the next round trip read what waits for these batches, whose rows it locks before."""
-    ids = ",".join(map(str, sorted(batches)))
-    return pipeline.query(f"SELECT id, {_COLUMNS} FROM count_outbox WHERE batch_id IN ({ids}) LIMIT {PAGE}")  # noqa: S608
+def ask(pipeline: Pipeline, batches: Collection[int], *, seals: bool = True) -> Answer:
+    """Let the next round trip read what waits for these batches, whose rows are locked by then: at most a page, the
+    oldest rows of a batch first, so an item's failure comes no later than its redrive."""
+    condition = f"batch_id IN ({','.join(map(str, sorted(batches)))}){'' if seals else ' AND seals = 0'}"
+    return pipeline.query(
+        f"SELECT id, {_COLUMNS} FROM count_outbox WHERE {condition} ORDER BY {_OLDEST_FIRST} LIMIT {PAGE}"  # noqa: S608
+    )
 
 
 def take(pipeline: Pipeline, answer: Answer) -> dict[int, Waiting]:
@@ -65,10 +71,7 @@ def take(pipeline: Pipeline, answer: Answer) -> dict[int, Waiting]:
         entry = waiting.setdefault(batch, Waiting())
         entry.seals |= bool(seals)
         entry.has_counts |= not seals
-        entry.delta.acked += acked
-        entry.delta.failed += failed
-        entry.delta.skipped += skipped_count
-        entry.delta.filled += filled
+        entry.delta.add(BatchDelta(acked, failed, skipped_count, filled))
     pipeline.later(*_removals([row[0] for row in rows]))
     return waiting
 
