@@ -28,10 +28,19 @@ class Workers:
         """What it has printed."""
 
     def kill(self) -> None:
-        """End all processes by SIGKILL."""
+        """End all processes by SIGKILL, but for those of other process groups, such as a work-horse of RQ."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
+
+    def remove(self) -> None:
+        """`kill`, and end all that is left of the session: a work-horse that outlives its worker would end its job in
+        the next test."""
+        self.kill()
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(int(path.name)) == self._process.pid:
+                    os.kill(int(path.name), signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait until the main process ends by itself, and return its exit code."""
@@ -60,7 +69,7 @@ def running(*command: str, prints: str, folder: Path = ROOT, **environment: str)
         wait_until_it_prints(process, prints, lines=workers.lines)
         yield workers
     finally:
-        workers.kill()
+        workers.remove()
 
 
 def reasons(batch: BatchHandle) -> dict[str, str]:

@@ -158,12 +158,12 @@ def test_a_work_horse_outlives_its_worker(app: ModuleType, worker: StartWorker, 
         batch = fan_out(app.queue, app.waits_for_a_go, [("w",)])
         store.blpop(["begun:w"], 30)
         first.kill()  # the work-horse has a process group of its own
-    assert batch.refresh().pending == 1
-    store.rpush("go:w", 1)
-    assert batch.wait(30).succeeded
-    job = app.queue.fetch_job(job_id_of(f"{batch.id}:0:0"))
-    wait_until(lambda: job.get_status() == "finished", "the job is finished")
-    assert noted(app.store, "default") == []
+        assert batch.refresh().pending == 1
+        store.rpush("go:w", 1)
+        assert batch.wait(30).succeeded
+        job = app.queue.fetch_job(job_id_of(f"{batch.id}:0:0"))
+        wait_until(lambda: job.get_status() == "finished", "the job is finished")
+        assert noted(app.store, "default") == []
 
 
 def test_a_work_horse_gets_the_errors_of_its_worker() -> None:
