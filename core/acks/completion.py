@@ -118,10 +118,17 @@ def _lock_and_read(
 
 
 def _add_what_waits(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> None:
-    """Add the counts that callers' transactions have left, where items change that had failed or were skipped: those
-    may be in it, and not in the batch's row. Whoever resolved them has committed, as their groups are locked."""
+    """Add the counts that callers' transactions have left, where they may decide: if items change that had failed or
+    were skipped, these may be callers' items, which the batch doesn't count yet; and before the batch ends or passes
+    its tolerance, since a caller may have acked a failed item. Whoever resolved an item of this flush has committed, as
+    its group is locked."""
     batches_to_ask = [
-        id for id, delta in deltas.items() if delta.overrides and id in rows_by_id and rows_by_id[id].no_journal
+        id
+        for id, delta in deltas.items()
+        if not delta.is_moved
+        and id in rows_by_id
+        and rows_by_id[id].no_journal
+        and (delta.overrides or not settle.settle(rows_by_id[id].standing, _changed(rows_by_id[id], delta)).is_quiet)
     ]
     has_more = bool(batches_to_ask)
     while has_more:
@@ -225,10 +232,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         row = rows_by_id.get(batch)
         if row is None or (row.state not in TAKES_ACKS and not delta.is_moved):
             raise faults.BeginAgain
-        before = row.standing
-        change = before._replace(
-            acked=row.acked + delta.acked, failed=row.failed + delta.failed, skipped=row.skipped + delta.skipped
-        )
+        before, change = row.standing, _changed(row, delta)
         try:
             _check(batch, change, delta)
         except errors.InconsistentBatch:
@@ -255,6 +259,13 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
     pipeline.later(*statements.updates("batches", changes))
     _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.transition.events()])
     return verdicts
+
+
+def _changed(row: Row, delta: BatchDelta) -> Standing:
+    """The batch's standing with the new counts, before it is judged."""
+    return row.standing._replace(
+        acked=row.acked + delta.acked, failed=row.failed + delta.failed, skipped=row.skipped + delta.skipped
+    )
 
 
 _NOW: Final = object()

@@ -20,10 +20,10 @@ from core.storage import statements, tables
 from core.storage.statements import LIST, Answer, Pipeline, chunks, inserts
 
 PAGE: Final = 5000
-"""Maximum rows that one transaction moves."""
+"""Maximum rows that one pass of the mover takes."""
 
 _COLUMNS: Final = "batch_id, acked, failed, skipped, filled, seals"
-_OLDEST_FIRST: Final = "batch_id, id"
+_OLDEST_FIRST: Final = "id"
 _counts = tables.count_outbox.c
 _events = tables.event_outbox.c
 

@@ -16,9 +16,10 @@ commit leaves what it has changed, in the same commit, and whoever comes first m
 service, dispatcher, janitor or other embedded client.
 
 *An item changes again before it counts*: a caller fails it, and a client of a service acks it. Its batch would lose a
-failure that it has not counted. So a flush that changes failed or skipped items counts first what waits for their
-batch, in the same transaction (see `completion`). And a pass takes the rows of a batch from the oldest one on, so that
-an item's failure comes no later than the ack that a caller makes of it.
+failure that it has not counted. Or a caller acks a failed item, and a failure of another one passes the tolerance. So a
+flush that changes failed or skipped items, ends a batch, or passes its tolerance, first counts what waits for it, in
+the same transaction (see `completion`). And a pass takes the oldest rows first, so that an item's failure comes no
+later than the ack that a caller makes of it.
 
 *An item is counted twice.* A row is read, counted and deleted in one transaction, under the lock of the batch's row.
 

@@ -2,7 +2,8 @@
 
 A pass locks the rows of some batches, as each transaction does that counts, and takes what waits for them. So it needs
 no order among movers: a service, a dispatcher, a janitor and any number of embedded clients may move at a time, and
-each row is counted once. A batch completes in the pass that counts its last item, never before.
+each row is counted once. So does a flush where what waits may decide (see `core.acks.completion`). A batch completes
+in the transaction that counts its last item, never before.
 """
 
 from __future__ import annotations

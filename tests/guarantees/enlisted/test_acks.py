@@ -15,6 +15,7 @@ from core.acks.call import AckResult, Call
 from core.batches import expiry
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
+from core.batches.tolerance import OnExceeded
 from core.batches.writing import Extend
 from core.service import Service
 from core.service.batches import opening_of
@@ -225,6 +226,42 @@ def test_an_item_may_change_again_before_its_failure_is_moved(
     service.enlisted.move([batch])
     assert service.batches.get(batch).complete
     assert left(service.database) == 0
+
+
+@mutant(
+    "an-end-is-judged-without-what-waits",
+    "core.acks.completion:_add_what_waits",
+    "delta.overrides or not settle.settle(rows_by_id[id].standing, _changed(rows_by_id[id], delta)).is_quiet",
+    "delta.overrides",
+)
+@pytest.mark.parametrize("last", [Verb.FAIL, Verb.ACK])
+def test_a_batch_is_judged_with_the_acks_that_wait(service: Service, engine: Engine, last: Verb) -> None:
+    """Of an item that had failed: before another failure cancels the batch, or another ack completes it."""
+    limit = {"tolerated_failures": 1, "on_exceeded": OnExceeded.CANCEL} if last is Verb.FAIL else {}
+    batch = open_batch(service, 2, **limit)
+    service.acks.ack(call_of(batch, 0, verb=Verb.FAIL)).result()
+    with engine.begin() as connection:
+        enlist(service, connection, batch, 0)
+    completed = service.acks.ack(call_of(batch, 1, verb=last)).result().completed[batch]
+    assert completed.newly
+    assert completed.succeeded
+    assert not service.batches.get(batch).exceeded
+    assert counts(service, batch) == ((2, 0, 0) if last is Verb.ACK else (1, 1, 0))
+    assert service.batches.verify(batch).ok
+    assert left(service.database) == 0
+
+
+def test_a_completion_is_told_once_if_another_call_counts_the_last_item(service: Service, engine: Engine) -> None:
+    batch = open_batch(service, 2)
+    service.acks.ack(call_of(batch, 0, verb=Verb.FAIL)).result()
+    call = call_of(batch, 1)
+    with transaction(engine) as tx:
+        resolved = service.enlisted.resolve(tx, call)
+    other = service.acks.ack(call_of(batch, 0)).result().completed[batch]
+    assert (other.newly, other.newly_succeeded) == (False, True)
+    own = service.enlisted.settled(call, resolved).completed[batch]
+    assert (own.newly, own.newly_succeeded) == (True, False)
+    assert events_of(service, batch) == ["batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"]
 
 
 @mutant("what-waits-is-moved-in-any-order", "core.acks.outbox:ask", "_OLDEST_FIRST", "'id DESC'")
