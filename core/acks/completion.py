@@ -119,9 +119,9 @@ def _lock_and_read(
 
 def _add_what_waits(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> None:
     """Add the counts that callers' transactions have left, where they may decide: if items change that had failed or
-    were skipped, these may be callers' items, which the batch doesn't count yet; and before the batch ends or passes
-    its tolerance, since a caller may have acked a failed item. Whoever resolved an item of this flush has committed, as
-    its group is locked."""
+    were skipped, as a caller may have failed or skipped them, which the batch doesn't count yet; and before the batch
+    ends or passes its tolerance, as a caller may have acked a failed item. Whoever resolved an item of this flush has
+    committed, as its group is locked."""
     batches_to_ask = [
         id
         for id, delta in deltas.items()

@@ -1,9 +1,9 @@
 """The outbox of counts: what transactions of callers have changed, until their batches count it (see
 `core.enlisted`).
 
-Its rows are inserted by the holders of group locks, in any number of transactions at a time, and removed only under the
-lock of their batch's row. Those that one transaction takes need no order: counts are added up, and a seal is judged
-after them.
+Its rows are inserted by the holders of group locks, in any number of transactions at a time. They are counted and
+removed under the lock of their batch's row, or go with a deleted batch. Those that one transaction takes need no order:
+counts are added up, and a seal is judged after them.
 """
 
 from __future__ import annotations
